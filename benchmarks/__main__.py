@@ -17,7 +17,7 @@ from benchmarks.report import Table, environment
 SUITES = {
     "text": "parse, first answer and match, compared with six parsers",
     "memory": "memory of one cached policy",
-    "origins": "cost of an origin in the gate, hot and cold",
+    "origins": "cost of an origin in the gate, in time and memory",
     "stops": "how long large files block the event loop",
     "hostile": "the worst 500 KiB files that we can construct",
     "owners": "lint, lint --fix, test, compose and diff, by file",

@@ -28,8 +28,6 @@ __all__ = ["run"]
 
 _MISSING = 7
 """One in this many origins has no robots.txt."""
-_HOT = 5_000
-"""Hot origins while the cold ones are measured."""
 _MET = 2_000
 """New origins per round."""
 
@@ -107,22 +105,17 @@ def _even(options: Options) -> Table:
 
 
 def _memory(options: Options) -> Table:
-    origins = 20_000 if options.quick else 100_000
-    rows, figures = [], {}
-    for name, wanted, hot in (("hot", origins // 4, origins), ("cold", origins, _HOT)):
-        each = _child(options, what="memory", origins=wanted, hot=hot)["bytes"]
-        figures[name] = each
-        rows.append((name, f"{each:,.0f} B", f"{count(1e9 / each)}"))
+    each = _child(options, what="memory", origins=5_000 if options.quick else 25_000)["bytes"]
     return Table(
         "Memory of an origin in the gate",
-        ("", "resident", "origins in 1 GB"),
-        rows,
-        "a hot one at most 2.5 kB, a cold one at most 600 bytes",
+        ("resident", "origins in 1 GB"),
+        [(f"{each:,.0f} B", f"{count(1e9 / each)}")],
+        "2.5 kB",
         (
-            "hot: record, text, policy for one agent, asked about one URL. cold: what "
-            "stays when it was not asked about for long; half of them were warm-up.",
+            "Record, text, policy for one agent, asked about one URL; half of the origins were "
+            "warm-up.",
         ),
-        figures,
+        {"hot": each},
     )
 
 
@@ -298,7 +291,7 @@ async def _evenly(files: _Files, task: dict[str, Any]) -> dict[str, Any]:
 async def _hold(files: _Files, task: dict[str, Any]) -> dict[str, float]:
     rng = random.Random(7)
     half = task["origins"]
-    async with _gate(files, hot_records=task["hot"], max_bytes=1 << 34) as gate:
+    async with _gate(files, max_bytes=1 << 34) as gate:
 
         async def ask(first: int, last: int) -> None:
             for number in range(first, last):

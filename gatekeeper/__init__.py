@@ -7,11 +7,7 @@ from gatekeeper.late import lazily
 TYPE_CHECKING = False  # not typing's: importing typing takes longer than all of this
 
 if TYPE_CHECKING:  # `as` marks the names that the package exports
-    from gatekeeper.clock import (
-        Clock as Clock,
-        SystemClock as SystemClock,
-        VirtualClock as VirtualClock,
-    )
+    from gatekeeper.clock import Clock as Clock, SystemClock as SystemClock
     from gatekeeper.config import Config as Config, GroupRule as GroupRule, HostRule as HostRule
     from gatekeeper.decision import (
         Decision as Decision,
@@ -80,13 +76,14 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
     )
     from gatekeeper.sync import SyncGatekeeper as SyncGatekeeper
     from gatekeeper.testing.memory_ledger import MemoryLedger as MemoryLedger
+    from gatekeeper.testing.virtual_clock import VirtualClock as VirtualClock
     from gatekeeper.urls import Target as Target
 else:  # imported on first use: a program that only parses files does not load an HTTP client
     __getattr__, __dir__, __all__ = lazily(
         __name__,
         {
             "gatekeeper.client.client": "RemoteGatekeeper RemoteStats",
-            "gatekeeper.clock": "Clock SystemClock VirtualClock",
+            "gatekeeper.clock": "Clock SystemClock",
             "gatekeeper.config": "Config GroupRule HostRule",
             "gatekeeper.decision": "Decision NotYet Reason State Verdict",
             "gatekeeper.errors": (
@@ -110,6 +107,7 @@ else:  # imported on first use: a program that only parses files does not load a
             "gatekeeper.sitemaps": "SitemapEntry SitemapFinding Sitemaps",
             "gatekeeper.sync": "SyncGatekeeper",
             "gatekeeper.testing.memory_ledger": "MemoryLedger",
+            "gatekeeper.testing.virtual_clock": "VirtualClock",
             "gatekeeper.urls": "Target",
         },
     )

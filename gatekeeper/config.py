@@ -102,7 +102,7 @@ class CacheConfig(_Section, frozen=True):
     max_ttl: PositiveSeconds = 86_400.0
     max_bytes: Size = 1_073_741_824
     hot_records: Count = 500_000
-    """Origins whose records are kept hot, that is, ready to answer."""
+    """Origins whose records are kept in memory."""
     max_waiters: Count = 100_000
     """Questions that may wait for fetches at the same time, over all origins."""
     max_agents: Count = 64

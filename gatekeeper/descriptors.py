@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 from weakref import WeakSet
 
+from gatekeeper.errors import causes
+
 _T = TypeVar("_T")
 
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE})
@@ -86,20 +88,12 @@ def idle_limit(wanted: int | None) -> int:
 
 def is_shortage(error: BaseException) -> bool:
     """Return True if the error, or what caused it, is that no descriptor is left."""
-    found: list[BaseException] = [error]
-    for one in found:  # grows; bounded, as a chain may be circular
-        if (
-            getattr(one, "errno", None) in _SHORTAGES
-            or getattr(one, "osError", None) in _SHORTAGES  # an error of Twisted
-            or (isinstance(one, OSError) and one.errno is None and _IN_TEXT.search(str(one)))
-        ):
-            return True
-        causes = [one.__cause__, one.__context__, getattr(one, "os_error", None)]
-        causes += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        for cause in causes:
-            if isinstance(cause, BaseException) and len(found) < 32 and cause not in found:
-                found.append(cause)
-    return False
+    return any(
+        getattr(one, "errno", None) in _SHORTAGES
+        or getattr(one, "osError", None) in _SHORTAGES  # an error of Twisted
+        or (isinstance(one, OSError) and one.errno is None and _IN_TEXT.search(str(one)))
+        for one in causes(error)
+    )
 
 
 def refuse_shortage() -> None:

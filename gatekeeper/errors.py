@@ -149,6 +149,18 @@ class GateClosed(GatekeeperError, RuntimeError):
     that is not the one that opened it."""
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it wraps; at most 32, as a chain may be circular."""
+    found = [error]
+    for one in found:  # grows
+        wrapped = getattr(one, "os_error", None) or getattr(one, "_os_error", None)
+        group = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        for cause in (one.__cause__, one.__context__, wrapped, *group):
+            if isinstance(cause, BaseException) and len(found) < 32 and cause not in found:
+                found.append(cause)
+    return found
+
+
 # --- mistakes of callers that use no type checker -------------------------------------------
 
 

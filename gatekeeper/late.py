@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LATE: Mapping[str, Mapping[str, str]] = {
+    "gatekeeper.clock": {"gatekeeper.testing.virtual_clock": "VirtualClock"},
     # `decision` imports aiohttp, for which a program that only parses files should not wait.
     "gatekeeper.errors": {"gatekeeper.decision": "Deferred Denied LeaseTimeout"},
     "gatekeeper.robots": {

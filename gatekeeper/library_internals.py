@@ -1,8 +1,8 @@
 """Every private name of aiohttp, redis-py and Scrapy's engine that the package uses.
 
 No library guarantees these names. Each function documents what happens if a name is missing.
-`idle_transport`, `plain_head` and `start_connection` exist for speed alone: the public way remains,
-with the same answers. The others provide what no public name does.
+`idle_transport` and `plain_head` exist for speed alone: the public way remains, with the same
+answers. The others provide what no public name does.
 
 ===================  ========================================  =====================================
 function             purpose                                   if its names are missing
@@ -13,8 +13,6 @@ plain_head           third of the CPU time: 24 us, not 70      request and a wri
 DialConnector        bounds the heads of each connection, and   nothing is bounded but by aiohttp's
                      idle connections; reports which           keep-alive (15 s); the guard still
                      connection was refused                    judges addresses
-start_connection     a dead origin costs half the CPU time:    a request is built for each origin
-                     it is dialled first                       before it is dialled
 limit_heads          bounds the octets of a head, and the      no such bounds
                      number of interim answers
 close_pooled         connections judged by old settings are    idle connections stay until their
@@ -37,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
@@ -140,20 +137,6 @@ class DialConnector(aiohttp.TCPConnector):
     ) -> ResponseHandler:
         """Return the new connection for a request. To be overridden; `dial` may be repeated."""
         return await dial()
-
-
-Dial = Callable[..., Coroutine[Any, Any, socket.socket]]
-
-
-def start_connection() -> Dial | None:
-    """Return aiohttp's function that connects a socket (racing a name's addresses as in RFC 8305).
-
-    Return None if it is not found.
-    """
-    found: Dial | None = getattr(
-        getattr(aiohttp.connector, "aiohappyeyeballs", None), "start_connection", None
-    )
-    return found
 
 
 # --- the heads of responses -----------------------------------------------------------------
@@ -422,12 +405,6 @@ def bounded_parser(limit: int) -> dict[str, Any]:
             self.left -= octets
             if self.left < 0:
                 raise InvalidResponse(f"a reply of more than {limit} octets")
-
-        async def read(self, octets: int) -> bytes:
-            self._count(0)
-            data = await self._stream.read(octets)
-            self._count(len(data))
-            return data
 
         async def readexactly(self, octets: int) -> bytes:
             self._count(octets)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.possessive import possessive
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -74,8 +73,8 @@ _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _QUAD = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _DOTTED_QUAD = re.compile(rf"{_QUAD}\Z")
 # A last label that begins with a letter is not a number. The expression does not backtrack.
-_PLAIN_AUTHORITY = possessive(
-    r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
+_PLAIN_AUTHORITY = re.compile(
+    r"(https?)://((?>(?:[a-z0-9_-]++\.)*)[a-z][a-z0-9_-]*+|"
     rf"{_QUAD})(?::([0-9]{{1,5}}))?/"
 )
 
@@ -353,26 +352,13 @@ def make_room(known: dict[Any, Any], most: int) -> None:
             del known[key]
 
 
-def _import_yarl(text: str, *, encoded: bool = False) -> URL:
-    """Import yarl's parser on first use.
-
-    Ordinary URLs, and paths for a robots.txt, are parsed without it.
-    """
-    from yarl import URL  # noqa: PLC0415
-
-    global _yarl  # noqa: PLW0603
-    _yarl = URL
-    return URL(text, encoded=encoded)
-
-
-_yarl: Callable[..., URL] = _import_yarl
-
-
 def _parse_with_yarl(raw: str) -> URL:
     """Split the text into its parts, all unchanged."""
+    from yarl import URL  # noqa: PLC0415 - ordinary URLs are parsed without it
+
     _refuse_text(raw)
     try:
-        url = _yarl(raw, encoded=True)
+        url = URL(raw, encoded=True)
     except (ValueError, IndexError) as error:  # IndexError: yarl of `http://[a]@/`
         raise _invalid(raw, _UNREADABLE) from error
     if url.scheme not in _PORTS:  # URL-07
@@ -403,8 +389,10 @@ def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
         raise _invalid(raw, "the port is not a number of at most five digits")
     if port and int(port) > _MAX_PORT:
         raise _invalid(raw, f"there is no port {int(port)}; {_MAX_PORT} is the last")
+    from yarl import URL  # noqa: PLC0415
+
     try:
-        url = _yarl(f"{scheme}://{hostport}")
+        url = URL(f"{scheme}://{hostport}")
     except (ValueError, IndexError) as error:
         raise _invalid(raw, f"the host can't be read: {printable(str(error), 120)}") from error
     host = (url.raw_host or "").lower()
@@ -512,8 +500,8 @@ def _invalid(raw: str, problem: str) -> InvalidURL:
 # Any text can be masked; nothing here relies on its being a URL.
 
 # `@`, the characters that IDNA maps to it, and its escapes, however often they were escaped again.
-_AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
-_AT_SIGN = possessive(_AT)
+_AT = r"(?:[@\ufe6b\uff20]|%(?>(?:25)*)40)"
+_AT_SIGN = re.compile(_AT)
 _URL_START = re.compile(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
 # An authority that cannot contain a password, and what may follow it.
 _NO_PASSWORD = re.compile(
@@ -521,9 +509,9 @@ _NO_PASSWORD = re.compile(
     re.IGNORECASE,
 )
 # The authority of another URL in a path or query, escaped or not, up to its last `@`.
-_SLASH = r"%(?:25)*+2f"
-_EMBEDDED_USERINFO = possessive(
-    rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE
+_SLASH = r"%(?>(?:25)*)2f"
+_EMBEDDED_USERINFO = re.compile(
+    rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?>(?:25)*)2f))*{_AT}", re.IGNORECASE
 )
 _QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
 
@@ -616,8 +604,10 @@ def url_of(text: str) -> URL:
 
     Raises ValueError for every text that yarl cannot parse.
     """
+    from yarl import URL  # noqa: PLC0415
+
     try:
-        return _yarl(text)
+        return URL(text)
     except IndexError as error:  # yarl of `http://[a]@/`
         raise ValueError("this is not a URL") from error  # without the text: it may hold a password
 

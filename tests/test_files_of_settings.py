@@ -98,7 +98,6 @@ PACKAGE = Path(gatekeeper.__file__).parent
 ELSEWHERE = {
     "clock.py": 1,  # the boot id of the system
     "config.py": 1,  # read_file itself
-    "fetching/records.py": 1,  # a static file of the package
     "signing.py": 1,  # a key that is written
     "sidecar/leases.py": 2,  # the journal of leases: our own, beside the state
     "sidecar/listening.py": 1,  # the folder of a socket, kept open

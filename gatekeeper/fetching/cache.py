@@ -1,32 +1,23 @@
-"""The record cache: hot records ready to answer, cold records packed into octets.
+"""The record cache, and the records of retrievals that are put into it.
 
-A record that is asked for becomes hot. Beyond `cache.hot_records`, or five eighths of
-`cache.max_bytes`, the least recently used one goes cold: its moments and its text are packed
-into one string of octets. Cold records are evicted, least recently used first, beyond the
-remaining bytes. The record of an unreachable origin is a promise not to ask again too soon, so
-it is evicted only if a storage has it. Without a storage such promises may take another
-`max_bytes`, which is enough for a million dead origins; beyond that the oldest are evicted.
-
-A record is `warm` until its soft expiry. One timer ends that, so that readers of `warm` need no
-clock: cheaper than a heap for a flag that is read a million times a second and expires once a
-day. The timer is late by about a second, or more with very many records: soft expiry is long
-before hard expiry, which `Directory.get` checks exactly.
+Beyond `cache.hot_records`, or seven eighths of `cache.max_bytes`, the least recently used record is
+evicted. The record of an unreachable origin is a promise not to ask again too soon: without a
+storage that has it too, it is set aside instead. Such promises may take another `max_bytes`, which
+is enough for a million dead origins; beyond that the oldest are evicted.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer
+from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.faults import LocalFaults, Uptime
@@ -34,7 +25,6 @@ from gatekeeper.fetching.outcomes import (
     GUARD_REFUSALS,
     NO_METADATA,
     Lifetime,
-    Metadata,
     Outcome,
     Retrieval,
     fresh_for,
@@ -47,7 +37,6 @@ from gatekeeper.fetching.records import (
     OriginAnswer,
     Record,
     from_stored,
-    inflate,
     to_stored,
     tombstone,
 )
@@ -55,414 +44,157 @@ from gatekeeper.robots import RobotsTxt
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, Storage
 
-_MIN_SWEEP_SECONDS: Final = 1.0
-"""The least seconds between two sweeps over all records."""
-_RECORDS_PER_STEP: Final = 1_000
-"""Records that are checked in one step of the loop, which takes half a millisecond."""
-_RECORDS_PER_EXTRA_SECOND: Final = 10_000
-"""Every so many records add one second between two sweeps."""
-_STEP_SECONDS: Final = 0.02
-"""Seconds between two steps of a sweep."""
-
-
-class SoftExpiry:
-    """Marks records as warm, and ends that by a timer when they are no longer fresh."""
-
-    def __init__(self, records: SplitDict[str, Record], clock: Clock) -> None:
-        self.records = records
-        self.warm: int = 0
-        """The number of warm records."""
-        self._clock = clock
-        self._timer = SingleTimer(clock, self._sweep)
-        self._remaining: Iterator[str] = iter(())
-        """The origins that the current sweep has still to check. Each part of the records is
-        listed when the sweep reaches it, as a tuple, which the garbage collector ignores."""
-        self._sweeping = False
-        self._next_expiry = math.inf
-        """The earliest soft expiry of the warm records checked by this sweep or added since."""
-
-    def mark_warm(self, record: Record) -> None:
-        """Mark a record as warm until its soft expiry."""
-        self.warm += not record.warm
-        record.warm = True
-        moment = record.fresh_until
-        self._next_expiry = min(self._next_expiry, moment)
-        if moment < self._timer.when - _MIN_SWEEP_SECONDS:
-            self._timer.set(max(moment, self._clock.monotonic() + _MIN_SWEEP_SECONDS))
-
-    def retire(self, record: Record) -> None:
-        """Mark a record as no longer warm."""
-        self.warm -= record.warm
-        record.retire()
-
-    def close(self) -> None:
-        """Mark every record as no longer warm and cancel the timer."""
-        for record in self.records.values():
-            record.retire()
-        self.warm = 0
-        self._remaining, self._sweeping = iter(()), False
-        self._timer.cancel()
-
-    def _sweep(self) -> None:
-        records, now = self.records, self._clock.monotonic()
-        if not self._sweeping:
-            self._remaining = (origin for part in records.parts for origin in tuple(part))
-            self._next_expiry = math.inf
-        earliest = self._next_expiry
-        step = [*itertools.islice(self._remaining, _RECORDS_PER_STEP)]
-        for origin in step:
-            record = records.get(origin)
-            if record is None or not record.warm:
-                continue
-            if (until := record.fresh_until) <= now:
-                self.retire(record)
-            elif until < earliest:
-                earliest = until
-        self._next_expiry = earliest
-        self._sweeping = len(step) == _RECORDS_PER_STEP
-        if self._sweeping:
-            self._timer.set(now + _STEP_SECONDS)
-        elif self.warm:
-            pause = _MIN_SWEEP_SECONDS * (1 + len(records) // _RECORDS_PER_EXTRA_SECOND)
-            self._timer.set(max(earliest, now + pause))
-
-
-_OUTCOMES: Final = tuple(Outcome)
 _MAX_SKIPPED: Final = 8
 """Recently used records that are skipped in search of an unused one to evict."""
-_OUTCOME_CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
-_COLD_RECORD_BYTES: Final = 160
-"""Bytes of overhead of a cold record: its key and its entry in a dictionary."""
-_HOT_RECORD_BYTES: Final = 700
-_HOT_TEXT_BYTES: Final = 300
-"""The estimate of a hot record is `_HOT_RECORD_BYTES`; with a text, `_HOT_TEXT_BYTES` more and one
-byte per octet of the text, for the packed text and the rules of one agent. The cost of awake texts
-is counted separately. Measured with real files."""
-_MIN_SHARED_OCTETS: Final = 512
-"""From this packed size on, identical texts of cold records are shared. For shorter ones a copy
-inside the record is smaller than the reference counting of a shared one."""
-
-
-_PackedAnswer = tuple[
-    int, int | None, float, tuple[str, ...], int, str | None, str | None, Metadata | None
-]
-"""The fields of an `OriginAnswer`, in their order: the outcome as its index in the enum, the
-duration in milliseconds, and None for no metadata."""
-
-
-def _pack_answer(answer: OriginAnswer) -> _PackedAnswer:
-    outcome, status, wall, hops, took, etag, modified, metadata = msgspec.structs.astuple(answer)
-    code, milliseconds = _OUTCOME_CODES[outcome], round(took * 1000)
-    said = None if metadata == NO_METADATA else metadata
-    return code, status, wall, hops, milliseconds, etag, modified, said
-
-
-def _unpack_answer(packed: _PackedAnswer) -> OriginAnswer:
-    code, status, wall, hops, milliseconds, etag, modified, said = packed
-    outcome, took = _OUTCOMES[code], milliseconds / 1000
-    return OriginAnswer(
-        outcome, status, wall, hops, took, etag, modified, NO_METADATA if said is None else said
-    )
-
-
-class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The packed form of a record.
-
-    Monotonic moments and durations are integers of milliseconds: half the octets of a float.
-    """
-
-    current: _PackedAnswer
-    fresh_until: int
-    expires: int
-    text: bytes | None
-    unreachable_since: int | None = None
-    step: int = 0
-    page_ok: int | None = None
-    good: _PackedAnswer | None = None
-    """None: the current answer is the good one, or there is no good one."""
-    voids: int = 0
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(_Packed)
-
-_Octets = bytes
-_Cold = bytes | tuple[bytes, bytes]
-"""A packed record with its text inside, or beside it if the text may be shared."""
+_RECORD_BYTES: Final = 500
+_TEXT_BYTES: Final = 500
+"""The estimate of a record is `_RECORD_BYTES`; with a text, `_TEXT_BYTES` more and one byte per
+octet of the text, for the text and the rules of one agent. The cost of awake texts is counted
+separately. Measured with real files."""
 
 
 class RecordCache:
-    """Holds every record in memory. The gate reads the hot records directly."""
+    """Holds every record in memory. The gate reads `records` directly."""
 
     def __init__(
         self,
         config: Config,
         *,
         stored: bool,
-        expiry: SoftExpiry,
+        records: SplitDict[str, Record] | None = None,
         uptime: Uptime | None = None,
         texts: FileTexts | None = None,
     ) -> None:
-        """`expiry`: its dictionary of records, still empty, becomes that of the hot records.
-        `stored`: True if a storage has every record, so that any record may be evicted."""
-        self._expiry = expiry
-        self.texts: FileTexts = FileTexts(config) if texts is None else texts
-        self.evicted: int = 0
-        """Cold records evicted so far."""
-        self._config = config
-        self._max_hot_bytes = max(1, config.cache.max_bytes * 5 // 8)
-        self._stored = stored
-        self._uptime = Uptime() if uptime is None else uptime
-        self._hot: SplitDict[str, Record] = expiry.records
+        """`records` and `texts` may be given by the caller, empty. `stored`: True if a storage has
+        every record, so that any record may be evicted."""
+        self.records: SplitDict[str, Record] = SplitDict() if records is None else records
         """In the order in which they were added, or last found in use by the search for an unused
         record."""
-        self._hot_bytes = 0
+        self.texts: FileTexts = FileTexts(config) if texts is None else texts
+        self.uptime: Uptime = Uptime() if uptime is None else uptime
+        self.warm: int = 0
+        """The number of `records` that answer by the policy of their text alone."""
+        self.evicted: int = 0
+        """Records evicted so far."""
+        self._config = config
+        self._max_bytes = config.cache.max_bytes * 7 // 8  # the texts that are awake have the rest
+        self._stored = stored
+        self._bytes = 0
         self._candidates: deque[str] = deque()
-        """The next records to consider for going cold."""
-        self._cold: SplitDict[str, _Cold] = SplitDict()
-        """In the order in which they went cold, which is the order of last use, because using a
-        cold record makes it hot."""
-        self._promises: SplitDict[str, _Cold] = SplitDict()
-        """Cold records of unreachable origins, if there is no storage that has them."""
-        self._shared: SplitDict[bytes, tuple[bytes, int]] = SplitDict()
-        """Packed text -> (that same object, the number of cold records that hold it)."""
+        """The next records to consider for eviction."""
+        self._promises: SplitDict[str, Record] = SplitDict()
+        """Records set aside, in the order in which that happened."""
+        self._promise_bytes = 0
         self._voids = 0
         """How often the guard's refusals were voided: records of earlier ones are ignored."""
-        self._cold_bytes = 0
-        self._promise_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._hot) + len(self._cold) + len(self._promises)
-
-    @property
-    def hot(self) -> int:
-        """The number of hot records."""
-        return len(self._hot)
+        return len(self.records) + len(self._promises)
 
     @property
     def bytes(self) -> int:
         """An estimate of the records' memory in bytes."""
-        return self._hot_bytes + self.texts.awake_bytes + self._cold_bytes + self._promise_bytes
+        return self._bytes + self.texts.awake_bytes + self._promise_bytes
 
     def get(self, origin: str) -> Record | None:
-        """Return the record of an origin, made hot, or None if there is none."""
-        record = self._hot.get(origin)
-        if record is not None:
-            if record.voids < self._voids and record.current.outcome in GUARD_REFUSALS:
-                self.drop(origin)
-                return None
-            record.questions += 1
-        elif self._cold_bytes or self._promise_bytes:
-            record = self._restore_cold(origin)
-            if record is not None:
-                self.put(record)
+        """Return the record of an origin, or None, and mark it as used. May be called in another
+        thread."""
+        record = self.records.get(origin) or self._promises.get(origin)
+        if record is None:
+            return None
+        if record.voids < self._voids and record.current.outcome in GUARD_REFUSALS:
+            return None
+        record.used = True
         return record
-
-    def look(self, origin: str) -> Record | None:
-        """Return the record of an origin, a cold one without its text, or None. It changes nothing,
-        so it may be called in another thread."""
-        record, cold = self._hot.get(origin), self._cold.get(origin) or self._promises.get(origin)
-        if record is None and cold is not None:
-            packed = _DECODER.decode(cold if isinstance(cold, bytes) else cold[0])
-            record = self._from_packed(origin, msgspec.structs.replace(packed, text=None))
-            record.voids = packed.voids
-        refused = record is not None and record.current.outcome in GUARD_REFUSALS
-        return None if refused and record and record.voids < self._voids else record
 
     def put(self, record: Record) -> None:
         """Add a record, replacing that of the same origin."""
-        origin, hot = record.origin, self._hot
+        records, text = self.records, record.text
         record.voids = self._voids
-        if self._cold_bytes or self._promise_bytes:
-            self._remove_cold(origin)
-        if record.text is not None:
-            self.texts.hold(record.text)  # before the old record releases it
-        old = hot.replace(origin, record)
+        if text is not None:
+            self.texts.hold(text)  # before the old record releases it
+        self._bytes += _bytes_of(record)
+        self.warm += record.policy_only
+        old = records.replace(record.origin, record)
         if old is not None:
-            self._account_removed(old, still=old is record)
-        if record.policy_only:
-            self._expiry.mark_warm(record)
-        self._hot_bytes += _hot_bytes_of(record)
-        while hot.size > self._config.cache.hot_records or (
-            self._hot_bytes > self._max_hot_bytes and hot.size > 1
+            self._removed(old)
+        else:
+            self._drop_promise(record.origin)
+        while records.size > self._config.cache.hot_records or (
+            self._bytes > self._max_bytes and records.size > 1
         ):
-            self._make_cold(self._unused_origin(origin))
-
-    def _remove_hot(self, origin: str) -> None:
-        """Remove the record of an origin from the hot ones."""
-        record = self._hot.take(origin)
-        if record is not None:
-            self._account_removed(record)
-
-    def _account_removed(self, record: Record, *, still: bool = False) -> None:
-        """Account for a record that left the hot ones; `still`: it was put in again."""
-        if not still:
-            self._expiry.retire(record)
-        self._hot_bytes -= _hot_bytes_of(record)
-        if record.text is not None:
-            self.texts.release(record.text)
-
-    def _unused_origin(self, kept: str) -> str:
-        """Return the origin of a hot record that was not used lately; not `kept`, if there is
-        another one.
-
-        A record that was used since it was last considered moves to the end. After `_MAX_SKIPPED`
-        such records the next one is returned even if it is in use.
-        """
-        hot, candidates = self._hot, self._candidates
-        chances = _MAX_SKIPPED
-        while True:
-            if not candidates:
-                candidates.extend(hot.oldest())
-            origin = candidates.popleft()
-            record = hot.get(origin)
-            if record is None or origin == kept:
-                continue
-            if not chances or not record.questions:
-                return origin
-            chances -= 1
-            record.questions = 0
-            hot.replace(origin, record)
+            self._evict(self._unused_origin(record.origin))
 
     def drop(self, origin: str) -> None:
         """Remove the record of an origin."""
-        self._remove_hot(origin)
-        self._remove_cold(origin)
+        record = self.records.take(origin)
+        if record is not None:
+            self._removed(record)
+        self._drop_promise(origin)
 
     def void_refusals(self) -> None:
         """Discard every record of a fetch that the guard refused, as its settings have changed.
 
-        Each is discarded when it is next asked for: checking hundreds of thousands now would
-        block the loop. None of them is warm.
+        Each is ignored from now on: removing hundreds of thousands would block the loop.
         """
         self._voids += 1
 
-    def _make_cold(self, origin: str) -> None:
-        """Pack a hot record and move it to the cold ones, or to the promises."""
-        record = self._hot[origin]
-        packed = self._pack(record)
-        self._remove_hot(origin)
-        if record.reachable or self._stored:
-            self._cold[record.origin] = packed
-            self._cold_bytes += _cold_bytes_of(packed)
-        else:
-            self._promises[record.origin] = packed
-            self._promise_bytes += _cold_bytes_of(packed)
-        bound = self._config.cache.max_bytes
-        while self._cold_bytes > bound // 4 and self._cold:
-            self._evict_oldest(self._cold)
-        while self._promise_bytes > bound and self._promises:
-            self._evict_oldest(self._promises)
+    def _removed(self, record: Record) -> None:
+        """Account for a record that left `records`."""
+        self._bytes -= _bytes_of(record)
+        self.warm -= record.policy_only
+        if record.text is not None:
+            self.texts.release(record.text)
 
-    def _evict_oldest(self, tier: SplitDict[str, _Cold]) -> None:
-        for origin in tier.oldest():
-            self._remove_cold(origin)
+    def _unused_origin(self, kept: str) -> str:
+        """Return the origin of a record that was not used lately; not `kept`, if there is another
+        one.
+
+        A record that was used since it was last considered moves to the end. After `_MAX_SKIPPED`
+        such records the next one is returned even if it is in use.
+        """
+        records, candidates = self.records, self._candidates
+        chances = _MAX_SKIPPED
+        while True:
+            if not candidates:
+                candidates.extend(records.oldest())
+            origin = candidates.popleft()
+            record = records.get(origin)
+            if record is None or origin == kept:
+                continue
+            if not chances or not record.used:
+                return origin
+            chances -= 1
+            record.used = False
+            records.replace(origin, record)
+
+    def _evict(self, origin: str) -> None:
+        """Remove a record, or set it aside if it is a promise that no storage has."""
+        record = self.records[origin]
+        if self._stored or record.reachable:
+            self.drop(origin)
             self.evicted += 1
+            return
+        if record.text is not None:
+            self.texts.hold(record.text)
+        self.drop(origin)
+        self._promises[origin] = record
+        self._promise_bytes += _bytes_of(record)
+        while self._promise_bytes > self._config.cache.max_bytes:
+            for oldest in self._promises.oldest():
+                self._drop_promise(oldest)
+                self.evicted += 1
 
-    def _remove_cold(self, origin: str) -> _Packed | None:
-        packed = self._cold.take(origin)
-        if packed is not None:
-            self._cold_bytes -= _cold_bytes_of(packed)
-        elif (packed := self._promises.take(origin)) is not None:
-            self._promise_bytes -= _cold_bytes_of(packed)
-        else:
-            return None
-        if isinstance(packed, bytes):
-            return _DECODER.decode(packed)
-        head, text = packed
-        held, count = self._shared[text]
-        if count > 1:
-            self._shared[text] = (held, count - 1)
-        else:
-            del self._shared[text]
-            self._cold_bytes -= len(text)
-        return msgspec.structs.replace(_DECODER.decode(head), text=text)
-
-    def _pack(self, record: Record) -> _Cold:
-        text = None if record.text is None else record.text.packed()
-        if text is None or len(text) < _MIN_SHARED_OCTETS:
-            return _encode(_to_packed(record, text))
-        held, count = self._shared.get(text, (text, 0))
-        if not count:
-            self._cold_bytes += len(text)
-        self._shared[held] = (held, count + 1)
-        return _encode(_to_packed(record, None)), held
-
-    def _restore_cold(self, origin: str) -> Record | None:
-        packed = self._remove_cold(origin)
-        if packed is None:
-            return None
-        if packed.voids < self._voids and _OUTCOMES[packed.current[0]] in GUARD_REFUSALS:
-            return None
-        return self._from_packed(origin, packed)
-
-    def put_octets(self, origin: str, octets: _Octets) -> None:
-        """Add a record from `record_octets`, made by another process of this machine."""
-        self.put(self._from_packed(origin, _DECODER.decode(octets)))
-
-    def _from_packed(self, origin: str, packed: _Packed) -> Record:
-        text: FileText | None = None
-        if packed.text is not None:
-            text = self.texts.of(inflate(packed.text), packed.text)
-        current = _unpack_answer(packed.current)
-        good: OriginAnswer | None = current if current.outcome.good else None
-        if packed.good is not None:
-            good = _unpack_answer(packed.good)
-        return Record(
-            origin,
-            self._config.fetch,
-            current=current,
-            good=good,
-            text=text,
-            fresh_until=packed.fresh_until / 1000,
-            expires=packed.expires / 1000,
-            unreachable_since=_seconds(packed.unreachable_since),
-            step=packed.step,
-            page_ok=_seconds(packed.page_ok),
-            uptime=self._uptime,
-        )
+    def _drop_promise(self, origin: str) -> None:
+        record = self._promises.take(origin)
+        if record is not None:
+            self._promise_bytes -= _bytes_of(record)
+            if record.text is not None:
+                self.texts.release(record.text)
 
 
-def record_octets(record: Record) -> bytes:
-    """Return a record with its text as octets. Its monotonic moments are valid for this boot."""
-    return _encode(_to_packed(record, None if record.text is None else record.text.packed()))
-
-
-def _to_packed(record: Record, text: bytes | None) -> _Packed:
-    current, good = record.current, record.good
-    return _Packed(
-        current=_pack_answer(current),
-        fresh_until=int(record.fresh_until * 1000),
-        expires=int(record.expires * 1000),
-        text=text,
-        unreachable_since=_milliseconds(record.unreachable_since),
-        step=record.step,
-        page_ok=_milliseconds(record.page_ok),
-        good=None if good is None or good is current else _pack_answer(good),
-        voids=record.voids,
-    )
-
-
-def _encode(packed: _Packed) -> bytes:
-    # The encoder's result keeps its buffer, which is half as large again as needed.
-    return bytes(memoryview(_ENCODER.encode(packed)))
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1000)
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
-def _hot_bytes_of(record: Record) -> int:
-    return _HOT_RECORD_BYTES + (0 if record.text is None else _HOT_TEXT_BYTES + record.text.size)
-
-
-def _cold_bytes_of(packed: _Cold) -> int:
-    """Return the bytes of a cold record, without a shared text."""
-    return _COLD_RECORD_BYTES + len(packed if isinstance(packed, bytes) else packed[0])
+def _bytes_of(record: Record) -> int:
+    return _RECORD_BYTES + (0 if record.text is None else _TEXT_BYTES + record.text.size)
 
 
 log: Final = logging.getLogger("gatekeeper.fetching")

@@ -15,6 +15,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Final
@@ -24,7 +25,7 @@ import msgspec
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, refuse_unless_open
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
+from gatekeeper.fetching.cache import RecordCache, RecordUpdates, answered
 from gatekeeper.fetching.faults import PROBE_SECONDS, LocalFaults
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
@@ -97,7 +98,8 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start, and gauges of the current state."""
 
     records: int
-    """Records in memory. `hot` of them are unpacked, and `warm` of those answer immediately."""
+    """Records in memory. `hot` of them were used lately, or may be evicted; the others are of
+    unreachable origins. `warm` of the hot ones answer by the policy of their text alone."""
     hot: int
     warm: int
     texts: int
@@ -122,8 +124,7 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
 class Directory:
     """What is known about every origin's robots.txt.
 
-    `records` is the dictionary of hot records. A hot path looks there first for a record that
-    is `Record.warm`, and calls `get` otherwise.
+    A hot path looks into the dictionary of records first, and calls `get` otherwise.
     """
 
     def __init__(
@@ -153,15 +154,14 @@ class Directory:
         self._clock = clock
         self._storage = storage
         self._faults = faults or LocalFaults(rng, on_doubt=self.plan_probes)
-        self.records: SplitDict[str, Record] = SplitDict() if records is None else records
-        self._soft_expiry = SoftExpiry(self.records, clock)
         self._cache = RecordCache(
             config,
             stored=storage is not None,
-            expiry=self._soft_expiry,
-            texts=texts or FileTexts(config, agent),
+            records=records,
+            texts=FileTexts(config, agent) if texts is None else texts,
             uptime=self._faults.uptime,
         )
+        self.records: SplitDict[str, Record] = self._cache.records
         self._updates = RecordUpdates(
             self._cache,
             self._faults,
@@ -195,7 +195,6 @@ class Directory:
     async def close(self) -> None:
         """Cancel every flight; waiting callers get GateClosed. Idempotent."""
         self._open = False
-        self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         self._faults.close()
         self._next_probe.cancel()
@@ -252,13 +251,9 @@ class Directory:
         return record
 
     def recall(self, origin: str) -> Record | None:
-        """Return the record in memory, even an expired one, or None."""
+        """Return the record in memory, even an expired one, or None. May be called in another
+        thread."""
         return self._cache.get(origin)
-
-    def look(self, origin: str) -> Record | None:
-        """Return what `recall` does, a record that is seldom used without its text. It changes
-        nothing, so it may be called in another thread."""
-        return self._cache.look(origin)
 
     def coding(self, origin: str) -> str:
         """Return `Metadata.coding` of the text of an origin in memory; empty without one."""
@@ -289,8 +284,7 @@ class Directory:
     def note_page(self, origin: str, ok: bool) -> None:
         """Note that a page of the origin was fetched; `ok`: with 2xx or 3xx. It counts for the
         30 days of RFC 9309 section 2.3.1.4 (RFC-38)."""
-        record = self.records.get(origin)
-        if ok and (record is None or not record.warm):
+        if ok:
             self._updates.note_page(origin)
 
     def subscribe(self, callback: OnChange) -> Callable[[], None]:
@@ -336,8 +330,8 @@ class Directory:
         """Return counters and sizes."""
         return DirectoryStats(
             records=len(self._cache),
-            hot=self._cache.hot,
-            warm=self._soft_expiry.warm,
+            hot=len(self.records),
+            warm=self._cache.warm,
             texts=len(self._cache.texts),
             bytes=self._cache.bytes,
             in_flight=len(self._flights),
@@ -448,18 +442,13 @@ class Directory:
     async def _parse_in_thread(self, body: bytes) -> FileText:
         """Parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
-        if (known := texts.find(body)) is not None:
-            return known
-
-        def read() -> FileText:
-            text = texts.read(body)
-            if self._agent:
-                text.add_policy(self._policy_of(text.robots, self._agent), 1)
-            return text
-
         async with self._parsing:
-            known = texts.find(body)
-            return await asyncio.to_thread(read) if known is None else known
+            if (known := texts.find(body)) is not None:
+                return known
+            text = await asyncio.to_thread(texts.read, body)
+        if self._agent:
+            await self._prepare(text, self._agent)
+        return text
 
     @staticmethod
     def is_prepared(record: Record, agent: str) -> bool:
@@ -505,12 +494,10 @@ class Directory:
             return None
         if stored is None:
             return None
-        if stored.body is None or len(stored.body) < LARGE // _MAX_COMPRESSION:
-            return self._updates.restore(stored)
-        try:
-            body = unpack_body(stored.body)
-        except (zlib.error, ValueError):
-            return self._updates.restore(stored)  # logs what is wrong
+        body = b""
+        if stored.body is not None and len(stored.body) >= LARGE // _MAX_COMPRESSION:
+            with suppress(zlib.error, ValueError):  # `restore` logs what is wrong
+                body = unpack_body(stored.body)
         text = await self._parse_in_thread(body) if len(body) >= LARGE else None
         return self._updates.restore(stored, text)
 

@@ -32,10 +32,9 @@ from gatekeeper.errors import (
     LedgerLost,
     StorageError,
 )
-from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialled_addresses
+from gatekeeper.fetching.guard import connecting, dialled_addresses
 from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadline
 from gatekeeper.fetching.outcomes import (
-    ANSWERED,
     NO_METADATA,
     AcquireLease,
     Known,
@@ -51,7 +50,6 @@ from gatekeeper.fetching.outcomes import (
     is_media,
     is_plain_text,
     metadata_of,
-    precedence,
     probe_limits,
 )
 from gatekeeper.fetching.tls import failure_text
@@ -228,9 +226,6 @@ class RequestSender:
         self.timer: SharedTimer = SharedTimer(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own_session: aiohttp.ClientSession | None = None
-        self._first_dialler: GuardedConnector | None = None
-        """Connects to origins that were not asked before, before the request is built."""
-        self._reach_session: aiohttp.ClientSession | None = None
 
     def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
@@ -250,51 +245,35 @@ class RequestSender:
         Raises GateClosed if the given session is closed: a session without that connector would
         create an unguarded one.
         """
-        own = self._own_session
-        if own is None or self._lender.closed:
-            connector = self._connector()
-            self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
-            # Only a bounded pool has a queue to trace.
-            bounded = connector.limit or connector.limit_per_host
-            own = self._own_session = self._make_session(_trace_of_queue() if bounded else None)
-            if isinstance(connector, GuardedConnector) and not self._proxied:
-                self._first_dialler = connector
-        return own
-
-    def _make_session(self, trace: aiohttp.TraceConfig | None) -> aiohttp.ClientSession:
-        """Make a session that borrows the given session's connector. Raises GateClosed."""
         lent = self._lender
-        session = aiohttp.ClientSession(
-            connector=self._connector(),
-            connector_owner=False,
-            headers=self._headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=_Request,
-            response_class=FirstAnswer,
-            trace_configs=None if trace is None else [trace],
-            trust_env=lent.trust_env,
-            auto_decompress=False,
-            timeout=_NO_TIMEOUTS,
-            # `FirstAnswer` does not see a proxy's response to CONNECT.
-            middlewares=(send_once,) if self._proxied else (),
-            **default_proxy(lent),
-            **HEAD_LIMITS,
-        )
-        # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
-        weakref.finalize(self, session.detach)
-        return session
+        if lent.connector is None or lent.closed:
+            raise GateClosed("the session that robots.txt is fetched with is closed")
+        if self._own_session is None:
+            self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
+            self._own_session = session = aiohttp.ClientSession(
+                connector=lent.connector,
+                connector_owner=False,
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                request_class=_Request,
+                response_class=FirstAnswer,
+                trace_configs=[_trace()],
+                trust_env=lent.trust_env,
+                auto_decompress=False,
+                timeout=_NO_TIMEOUTS,
+                # `FirstAnswer` does not see a proxy's response to CONNECT.
+                middlewares=(send_once,) if self._proxied else (),
+                **default_proxy(lent),
+                **HEAD_LIMITS,
+            )
+            # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
+            weakref.finalize(self, session.detach)
+        return self._own_session
 
     @property
     def _proxied(self) -> bool:
         """True if requests may go through a proxy."""
         return self._lender.trust_env or any(default_proxy(self._lender).values())
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        """Return the given session's connector. Raises GateClosed if the session is closed."""
-        connector = self._lender.connector
-        if connector is None or self._lender.closed:
-            raise GateClosed("the session that robots.txt is fetched with is closed")
-        return connector
 
     async def ask(
         self,
@@ -310,7 +289,6 @@ class RequestSender:
         """
         session = self._session()
         head: aiohttp.ClientResponse | None = None
-        first: FirstDial | None = None
         dialled: list[str] = []
         dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
@@ -319,8 +297,6 @@ class RequestSender:
             limits.on_request()
         try:
             with deadline:
-                if self._first_dialler is not None and precedence.get() != ANSWERED:
-                    first = await self._first_dialler.dial(target)
                 async with session.get(
                     URL(target.url, encoded=True),
                     headers=headers,
@@ -348,9 +324,6 @@ class RequestSender:
                 detail=failure_text(error),
                 addresses=tuple(dialled),
             )
-        finally:
-            if first is not None:
-                first.close()
 
     async def _read_reply(self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline) -> Reply:
         elapsed, config = deadline.reading(), self._config
@@ -421,9 +394,7 @@ class RequestSender:
         """
         if self._proxied:
             return None
-        session = self._reach_session
-        if session is None:
-            session = self._reach_session = self._make_session(_trace_of_connections())
+        session = self._session()
         current_deadline.set(deadline)
         for _ in range(_MAX_KEPT_ALIVE):
             try:
@@ -449,8 +420,9 @@ class _ConnectedError(Exception):
     """Raised instead of sending a request on a connection, which aiohttp then closes."""
 
 
-def _trace_of_queue() -> aiohttp.TraceConfig:
-    """Reports waiting for a place in the pool to the deadline given as `trace_request_ctx`."""
+def _trace() -> aiohttp.TraceConfig:
+    """Reports waiting for a place in the pool, and a new connection, to the deadline given as
+    `trace_request_ctx`."""
     trace = aiohttp.TraceConfig()
 
     async def queued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -459,18 +431,11 @@ def _trace_of_queue() -> aiohttp.TraceConfig:
     async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.connecting()
 
-    trace.on_connection_queued_start.append(queued)
-    trace.on_connection_queued_end.append(connecting)
-    return trace
-
-
-def _trace_of_connections() -> aiohttp.TraceConfig:
-    """Reports a new connection to the deadline given as `trace_request_ctx`."""
-    trace = aiohttp.TraceConfig()
-
     async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.connected = True
 
+    trace.on_connection_queued_start.append(queued)
+    trace.on_connection_queued_end.append(connecting)
     trace.on_connection_create_end.append(made)
     return trace
 

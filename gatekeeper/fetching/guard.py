@@ -27,7 +27,7 @@ import asyncio
 import ipaddress
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
@@ -49,7 +49,6 @@ from gatekeeper.library_internals import (
     DialConnector,
     close_pooled,
     limit_heads,
-    start_connection,
 )
 from gatekeeper.urls import UrlCache
 
@@ -186,57 +185,6 @@ connecting: ContextVar[Callable[[bool], object] | None] = ContextVar(
 over; not called for a kept-alive connection."""
 
 
-class _Socket(socket.socket):
-    """A socket that can be given to aiohttp connected: connecting it again does nothing."""
-
-    __slots__ = ("is_connected",)
-    is_connected: bool
-
-    def connect(self, address: Any) -> None:
-        """Connect, unless `is_connected` is set."""
-        if not getattr(self, "is_connected", False):
-            super().connect(address)
-
-
-class FirstDial(msgspec.Struct, eq=False):
-    """A connection made before there is a request for it, for use in the same context.
-
-    The request gets the addresses and the connection from the resolver and the socket factory.
-    """
-
-    host: str
-    port: int
-    answers: list[ResolveResult]
-    """The vetted addresses; the connected one is first."""
-    sock: _Socket | None = None
-    """The connected socket, until a request takes it."""
-
-    def connected(self, sock: _Socket) -> None:
-        """Store the connected socket."""
-        sock.is_connected = True
-        self.sock = sock
-        if len(self.answers) > 1:
-            peer = sock.getpeername()[0]
-            self.answers.sort(key=lambda answer: answer["host"] != peer)
-
-    def take(self, address: tuple[str, int]) -> _Socket | None:
-        """Return the connection if it is to that address; only once."""
-        sock = self.sock
-        if sock is None or sock.getpeername()[:2] != address:
-            return None
-        self.sock = None
-        return sock
-
-    def close(self) -> None:
-        """End the use in this context; close the socket if no request has taken it."""
-        _first_dial.set(None)
-        if self.sock is not None:
-            self.sock.close()
-
-
-_first_dial: ContextVar[FirstDial | None] = ContextVar("gatekeeper_first_dial", default=None)
-
-
 class GuardedResolver(AbstractResolver):
     """A resolver that removes addresses that may not be dialled."""
 
@@ -252,29 +200,7 @@ class GuardedResolver(AbstractResolver):
         attempt = _attempt.get()
         if attempt is not None and attempt.proxied:
             return await self._inner.resolve(host, port, family)
-        if (dial := _first_dial.get()) is not None and (dial.host, dial.port) == (host, port):
-            return dial.answers
-        if self._guard.refuses_name(host) is not None:
-            raise AddressRefused
-        look_up = partial(self._inner.resolve, host, port, family)
-        answers = await descriptors.with_descriptor(look_up)
-        kept = self._vetted(host, answers)
-        if answers and not kept:
-            raise AddressRefused
-        if not kept:  # aiohttp can't handle an empty list
-            raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
-        return kept
-
-    def _vetted(self, host: str, answers: Iterable[ResolveResult]) -> list[ResolveResult]:
-        kept: list[ResolveResult] = []
-        families: Counter[int] = Counter()
-        for answer in answers:
-            if self._guard.refuses_answer(answer["host"], answer["port"], host) is not None:
-                continue
-            families[answer["family"]] += 1
-            if families[answer["family"]] <= _MAX_ADDRESSES_TRIED:
-                kept.append(answer)
-        return kept
+        return await _vetted(self._guard, host, partial(self._inner.resolve, host, port, family))
 
     async def close(self) -> None:
         """Close the inner resolver if it was created here."""
@@ -282,16 +208,31 @@ class GuardedResolver(AbstractResolver):
             await self._inner.close()
 
 
+async def _vetted(
+    guard: Guard, host: str, look_up: Callable[[], Awaitable[list[ResolveResult]]]
+) -> list[ResolveResult]:
+    """Return the addresses of a name that may be dialled. Raises AddressRefused."""
+    if guard.refuses_name(host) is not None:
+        raise AddressRefused
+    answers = await descriptors.with_descriptor(look_up)
+    kept: list[ResolveResult] = []
+    families: Counter[int] = Counter()
+    for answer in answers:
+        if guard.refuses_answer(answer["host"], answer["port"], host) is not None:
+            continue
+        families[answer["family"]] += 1
+        if families[answer["family"]] <= _MAX_ADDRESSES_TRIED:
+            kept.append(answer)
+    if answers and not kept:
+        raise AddressRefused
+    if not kept:  # aiohttp can't handle an empty list
+        raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    return kept
+
+
 Deny = Callable[[str, str, str], Decision]
 """Makes the decision about a refused request from its URL, its User-Agent header, and the note of
 the refusal."""
-
-_NEUTRAL_OPTIONS: Final = frozenset(
-    {"limit", "use_dns_cache", "keepalive_timeout", "force_close", "ssl"}
-)
-"""Options of a connector that do not change how it dials (`limit` only if it is 0)."""
-_NEXT_ADDRESS_SECONDS: Final = 0.25
-"""Seconds until another address of a name is dialled as well (RFC 8305 section 5)."""
 
 _connect = aiohttp.TCPConnector.connect  # called for each request, and cheaper than super()
 
@@ -321,7 +262,6 @@ class GuardedConnector(DialConnector):
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_version = guard.version
-        self._dials_first = not options.keys() - _NEUTRAL_OPTIONS and not options.get("limit")
         super().__init__(
             max_idle=descriptors.idle_limit(max_idle),
             resolver=self._guarded_resolver,
@@ -338,11 +278,6 @@ class GuardedConnector(DialConnector):
         family, kind, proto, _, sockaddr = info
         host, port = str(sockaddr[0]), int(sockaddr[1])
         attempt = _attempt.get()
-        dial = _first_dial.get()
-        if dial is not None and (ready := dial.take((host, port))) is not None:
-            if attempt is not None:
-                attempt.dialled += 1
-            return ready
         if attempt is None:
             refusal = self.guard.refuses_address(host, port)
         elif attempt.proxied:
@@ -358,7 +293,7 @@ class GuardedConnector(DialConnector):
         if (dialled := dialled_addresses.get()) is not None and len(dialled) < _MAX_DIALLED_NOTED:
             dialled.append(host)
         self.guard.dialled()
-        return (socket.socket if dial is None else _Socket)(family, kind, proto)
+        return socket.socket(family, kind, proto)
 
     def connect(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
@@ -391,61 +326,6 @@ class GuardedConnector(DialConnector):
             raise HoldLapsed(f"the hold of {url.raw_host} ran out before the request was sent")
         return connection
 
-    async def dial(self, target: urls.Target) -> FirstDial | None:
-        """Resolve a host and connect to it, for a request that this context sends next.
-
-        Most origins that were never asked before are dead, and building a request first would
-        cost more than all the rest. Return None if the request has to connect itself; it also
-        has to raise the guard's refusal. The caller closes the result after the request. Raises
-        OSError if the name does not exist or there is no connection; a resolver may raise anything.
-        """
-        host, port = target.host, target.port
-        start = start_connection()
-        if (
-            start is None
-            or not self._dials_first
-            or ":" in host
-            or host[-1:].isdigit()  # an address: nothing to look up
-            or host.endswith(".")
-            or self._judged_version != self.guard.version
-            or self.guard.refuses_target(target) is not None
-        ):
-            return None
-        try:
-            answers = await self._guarded_resolver.resolve(host, port)
-        except (AddressRefused, TimeoutError, socket.gaierror) as error:
-            if isinstance(error, AddressRefused):
-                return None
-            raise
-        except OSError as error:  # from aiodns, through aiohttp
-            if descriptors.is_shortage(error):
-                raise
-            raise socket.gaierror(error.errno, str(error)) from error
-        dial = FirstDial(host, port, answers)
-        attempt = _Attempt(host, proxied=False)
-        token = _attempt.set(attempt)
-        _first_dial.set(dial)
-        try:
-            connect = partial(
-                start,
-                [_to_addr_info(answer) for answer in answers],
-                happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
-                socket_factory=self._open_socket,
-            )
-            sock = await descriptors.with_descriptor(connect)
-            if isinstance(sock, _Socket):  # always true, as `_open_socket` made it
-                dial.connected(sock)
-        except BaseException as error:
-            dial.close()
-            if isinstance(error, OSError) and attempt.refused and not attempt.dialled:
-                return None
-            # A frame of aiohappyeyeballs refers to the error: avoid a cycle with our frames.
-            error.__traceback__ = None
-            raise
-        finally:
-            _attempt.reset(token)
-        return dial
-
     def _drop_judged(self) -> None:
         """After a change of settings: drop connections and look-ups that the old ones allowed."""
         self._judged_version = self.guard.version
@@ -472,6 +352,8 @@ class GuardedConnector(DialConnector):
             refused = attempt.refused and not attempt.dialled
             if refused or isinstance(error.os_error, AddressRefused):
                 raise self._denied(req)  # noqa: B904 - `_denied` sets the cause
+            # Frames of aiohttp and aiohappyeyeballs refer to both errors: avoid cycles with them.
+            error.__traceback__ = error.os_error.__traceback__ = None
             raise
         finally:
             _attempt.reset(token)
@@ -488,12 +370,6 @@ class GuardedConnector(DialConnector):
         """Close the connections, and the resolver unless the caller gave it."""
         await super().close(abort_ssl=abort_ssl)
         await self._guarded_resolver.close()
-
-
-def _to_addr_info(answer: ResolveResult) -> AddrInfoType:
-    family, host, port = answer["family"], answer["host"], answer["port"]
-    address = (host, port, 0, 0) if family == socket.AF_INET6 else (host, port)
-    return family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address
 
 
 def refuse_proxy(mode: str, proxy: object) -> None:
@@ -522,59 +398,31 @@ UNRESOLVED = "address:unresolved"
 them."""
 
 
-class CachingResolver(AbstractResolver):
-    """A resolver that caches the answers of another; `inner` None: the system's."""
-
-    def __init__(self, inner: AbstractResolver | None, clock: Clock) -> None:
-        self._inner = inner
-        self._owned = inner is None
-        self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
-            cachetools.TTLCache(_MAX_CACHED_NAMES, ttl=ANSWER_SECONDS, timer=clock.monotonic)
-        )
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return cached addresses, or those of the inner resolver. Failures are not cached."""
-        key = (host, port, int(family))
-        answers = self._answers.get(key)
-        if answers is None:
-            if self._inner is None:  # created here, as it needs a running loop
-                self._inner = system_resolver()
-            answers = await self._inner.resolve(host, port, family)
-            self._answers[key] = answers
-        return answers
-
-    async def close(self) -> None:
-        """Close the inner resolver if it was created here."""
-        self._answers.clear()
-        if self._owned and self._inner is not None:
-            inner, self._inner = self._inner, None
-            await inner.close()
-
-
 class HostAddresses(AbstractResolver):
     """Finds the scopes of hosts' addresses, such as "address:203.0.113.9".
 
     It is also the resolver of the connectors, so that they dial the addresses that were looked up
-    here. A name whose look-up before a lease failed can't be dialled, until another one succeeds.
+    here, which are cached. A name whose look-up before a lease failed can't be dialled, until
+    another one succeeds.
     """
 
     def __init__(
         self, config: Config, clock: Clock, guard: Guard | None, resolver: AbstractResolver | None
     ) -> None:
-        """`guard`: None if the connector is not ours; addresses are then not vetted."""
+        """`guard`: None if the connector is not ours; addresses are then not vetted. `resolver`
+        None: the system's."""
         self._clock = clock
         self._patience = config.fetch.connect_timeout
-        self._answers = answers = CachingResolver(resolver, clock)
+        self._guard = guard
+        self._inner = resolver
+        self._owned = resolver is None
+        self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
+            cachetools.TTLCache(_MAX_CACHED_NAMES, ttl=ANSWER_SECONDS, timer=clock.monotonic)
+        )
         self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
             _MAX_CACHED_NAMES
         )
         """Code and text of the failed look-ups before leases."""
-        self._ours = guard is not None
-        self._vetted: AbstractResolver = (
-            answers if guard is None else GuardedResolver(guard, answers)
-        )
         self._cached_scopes: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
             _MAX_CACHED_NAMES,
             ttu=lambda _key, scopes, now: (
@@ -592,7 +440,20 @@ class HostAddresses(AbstractResolver):
         failed = self._failed.get((host, port))
         if failed is not None:
             raise socket.gaierror(*failed)
-        return await self._answers.resolve(host, port, family)
+        return await self._cached(host, port, family)
+
+    async def _cached(
+        self, host: str, port: int, family: socket.AddressFamily
+    ) -> list[ResolveResult]:
+        """Return cached addresses, or those of the inner resolver. Failures are not cached."""
+        key = (host, port, int(family))
+        answers = self._answers.get(key)
+        if answers is None:
+            if self._inner is None:  # created here, as it needs a running loop
+                self._inner = system_resolver()
+            answers = await self._inner.resolve(host, port, family)
+            self._answers[key] = answers
+        return answers
 
     async def scopes(self, host: str, port: int) -> tuple[str, ...]:
         """Return one scope for each address of the host that may be dialled. Never raises.
@@ -631,12 +492,14 @@ class HostAddresses(AbstractResolver):
     async def _look_up(self, host: str, port: int) -> tuple[str, ...]:
         try:
             async with deadline(self._clock, self._patience):
-                answers = await self._vetted.resolve(host, port)
+                look_up = partial(self._cached, host, port, socket.AF_UNSPEC)
+                guard = self._guard
+                answers = await (look_up() if guard is None else _vetted(guard, host, look_up))
             found = _scopes(answer["host"] for answer in answers)
         except AddressRefused:
             found = ()  # the guard will refuse the dial too
         except Exception as error:  # noqa: BLE001 - a resolver may raise anything
-            if not self._ours:
+            if self._guard is None:
                 return (UNRESOLVED,)
             told = isinstance(error, socket.gaierror) or descriptors.is_shortage(error)
             code = getattr(error, "errno", None) if told else None
@@ -651,7 +514,10 @@ class HostAddresses(AbstractResolver):
         """Close the resolver."""
         self._cached_scopes.clear()
         self._failed.clear()
-        await self._answers.close()
+        self._answers.clear()
+        if self._owned and self._inner is not None:
+            inner, self._inner = self._inner, None
+            await inner.close()
 
 
 def _scopes(addresses: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -133,31 +132,17 @@ mistaken."""
 # fmt: on
 
 
-def _to_ranges(
+def _ranges(
     table: tuple[tuple[str, Kind | None], ...],
-    network: type[IPv4Network] | type[IPv6Network],
-    default: Kind | None,
-) -> tuple[list[int], list[Kind | None]]:
-    """Return a table as sorted starts of ranges, and the kind of each range."""
-    ranges = [(network(cidr), kind) for cidr, kind in table]
-    edges = {0}
-    for net, _ in ranges:
-        edges |= {int(net.network_address), int(net.broadcast_address) + 1}
-    narrowest_first = sorted(ranges, key=lambda entry: -entry[0].prefixlen)
-    starts = sorted(edges)
-    kinds: list[Kind | None] = []
-    for start in starts:
-        inside = (
-            kind
-            for net, kind in narrowest_first
-            if int(net.network_address) <= start <= int(net.broadcast_address)
-        )
-        kinds.append(next(inside, default))
-    return starts, kinds
+) -> list[tuple[int, int, Kind | None]]:
+    """Return the first and last address of each range as integers, and its kind; narrow ones
+    first."""
+    networks = [(ip_network(cidr), kind) for cidr, kind in table]
+    networks.sort(key=lambda entry: -entry[0].prefixlen)
+    return [(int(one[0]), int(one[-1]), kind) for one, kind in networks]
 
 
-_IPV4 = _to_ranges(IPV4_TABLE, IPv4Network, None)
-_IPV6 = _to_ranges(IPV6_TABLE, IPv6Network, Kind.RESERVED)
+_RANGES: Final = {4: _ranges(IPV4_TABLE), 6: _ranges(IPV6_TABLE)}
 
 
 def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
@@ -168,8 +153,11 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     >>> address_kind(IPv6Address("2606:4700::1111")) is None
     True
     """
-    starts, kinds = _IPV4 if isinstance(ip, IPv4Address) else _IPV6
-    return kinds[bisect_right(starts, int(ip)) - 1]
+    number, default = int(ip), None if ip.version == 4 else Kind.RESERVED
+    for first, last, kind in _RANGES[ip.version]:
+        if first <= number <= last:
+            return kind
+    return default
 
 
 def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
@@ -247,7 +235,7 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 _MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
-_MAX_ADDRESSES = 4_096  # cached addresses: parsed texts, and those that may be dialled
+_MAX_ADDRESSES = 4_096  # cached addresses in parsed form
 _MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",
@@ -324,9 +312,6 @@ class Guard:
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
         """Verdicts by origin; None: URLs with an ordinary path may be requested."""
-        self._passed_addresses: SplitDict[str, None] = SplitDict()
-        """Cache of port, address and name that may be dialled, as each is judged twice: when it is
-        resolved and when it is dialled."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -345,7 +330,6 @@ class Guard:
         self._allowed, self._allowed_names = allowed, allowed_names
         self._denied, self._denied_names = denied, denied_names
         self._verdicts.clear()
-        self._passed_addresses.clear()
         self._logged.clear()
         self.version += 1
 
@@ -388,7 +372,6 @@ class Guard:
             raise ConfigError(f"{address!r} is not a numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
-        self._passed_addresses.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
         """Add refusals by kind that a guard in another process made for this one."""
@@ -457,15 +440,9 @@ class Guard:
 
     def _judge_address(self, ip: str | _Address, port: int, name: str = "") -> Refusal | None:
         """Judge an address; `name`: the name that resolved to it, if any."""
-        passed, key = self._passed_addresses, f"{port} {ip} {name}"
-        if key in passed:
-            return None
         parsed = _parse_address(ip) if isinstance(ip, str) else ip
         kind = Kind.MALFORMED if parsed is None else self._refused_kind(parsed, port, name)
         if kind is None:
-            if not self._listeners:  # with listeners it depends on this machine's addresses
-                passed.make_room(_MAX_ADDRESSES)
-                passed[key] = None
             return None
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
         if kind is Kind.MALFORMED:
@@ -536,10 +513,7 @@ class Guard:
 
 @functools.lru_cache(_MAX_ADDRESSES)
 def _parse_address(text: str) -> _Address | None:
-    """Return a canonical address, or None. The zone of a link-local address is removed.
-
-    Cached, because each address is judged several times on its way to the socket.
-    """
+    """Return a canonical address, or None. The zone of a link-local address is removed."""
     plain, percent, _ = text.partition("%")
     if ":" not in plain and not plain[-1:].isdecimal():
         return None  # a name: an address has a colon or ends with a digit

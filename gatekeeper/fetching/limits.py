@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
@@ -267,7 +268,7 @@ class Slots(PrioritySemaphore):
         super().__init__(slots, per_iteration=_MAX_STARTS)
         self.free: int
         self.slow_free: int = slow
-        self._entry_places = PrioritySemaphore(entries, per_iteration=_MAX_STARTS)
+        self.entry_places: PrioritySemaphore = PrioritySemaphore(entries, per_iteration=_MAX_STARTS)
         self.timer: SharedTimer = SharedTimer(clock)
         self.slot_seconds = slot_seconds
         self.taken = 0
@@ -281,11 +282,36 @@ class Slots(PrioritySemaphore):
         """
         each = self.per_iteration
         each = min(_MAX_STARTS, each + 1) if answered else max(_MIN_STARTS, each // 2)
-        self.per_iteration = self._entry_places.per_iteration = each
+        self.per_iteration = self.entry_places.per_iteration = each
 
-    def with_lease(self, lease: AbstractAsyncContextManager[HopLease]) -> LeaseAndSlot:
-        """Return a context manager that acquires the lease, then a slot, and holds both."""
-        return LeaseAndSlot(self, self._entry_places, lease)
+    @asynccontextmanager
+    async def with_lease(
+        self, lease: AbstractAsyncContextManager[HopLease]
+    ) -> AsyncIterator[HopLease]:
+        """Acquire the lease, then a slot, and hold both during the block.
+
+        Until it has a slot it holds one of the entry places, which are for retrievals with a lease
+        or about to get one. If its lease does not come soon, it gives that place to another.
+        """
+        place, timer = _Place(self), self.timer
+        await self.entry_places.acquire()
+        place.has_entry = True
+        try:
+            timer.set(place, timer.clock.monotonic() + self.slot_seconds)
+            async with lease as taken:
+                timer.drop(place)  # from here on it keeps its entry place until it has a slot
+                await self.acquire()
+                place.leave_entry()
+                self.taken += 1
+                timer.set(place, timer.clock.monotonic() + self.slot_seconds)
+                try:
+                    yield taken
+                finally:
+                    self.taken -= 1
+                    place.leave_slot()
+        finally:
+            timer.drop(place)
+            place.leave_entry()
 
     def adjust(self, max_in_flight: int) -> None:
         """Apply a changed `max_in_flight`; places in use are kept."""
@@ -293,7 +319,7 @@ class Slots(PrioritySemaphore):
         slots, slow, entries = (new - old for new, old in zip(self._shares, before, strict=True))
         self.free += slots
         self.slow_free += slow
-        self._entry_places.free += entries
+        self.entry_places.free += entries
 
     def _shares_of(self, max_in_flight: int) -> tuple[int, int, int]:
         """Return the numbers of slots, of places in the slow lane, and of entry places."""
@@ -304,67 +330,28 @@ class Slots(PrioritySemaphore):
         return slots, slow, max(1, max_in_flight // 4)
 
 
-class LeaseAndSlot:
-    """The context manager of a retrieval's lease and slot, for one `async with`.
+class _Place:
+    """The place of one retrieval: at first an entry place; then a slot, or one in the slow lane."""
 
-    Until it has a slot it holds one of the entry places, which are for retrievals with a lease or
-    about to get one. If its lease does not come soon, it gives that place to another.
-    """
-
-    def __init__(
-        self, slots: Slots, entries: PrioritySemaphore, lease: AbstractAsyncContextManager[HopLease]
-    ) -> None:
+    def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._entry_places = entries
-        self._lease = lease
-        self._has_entry = False
+        self.has_entry = False
         self._slow = False
         self.ends: float = 0.0
 
-    async def __aenter__(self) -> HopLease:
-        slots = self._slots
-        timer = slots.timer
-        await self._entry_places.acquire()
-        self._has_entry = True
-        try:
-            timer.set(self, timer.clock.monotonic() + slots.slot_seconds)
-            taken = await self._lease.__aenter__()
-        except BaseException:
-            timer.drop(self)
-            self._release_entry()
-            raise
-        timer.drop(self)  # from here on it keeps its entry place until it has a slot
-        try:
-            await slots.acquire()
-        except BaseException as error:
-            await self._lease.__aexit__(type(error), error, error.__traceback__)
-            raise
-        finally:
-            self._release_entry()
-        slots.taken += 1
-        timer.set(self, timer.clock.monotonic() + slots.slot_seconds)
-        return taken
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        slots = self._slots
-        slots.taken -= 1
-        slots.timer.drop(self)
-        if self._slow:
-            slots.slow_free += 1
-        else:
-            slots.release()
-        await self._lease.__aexit__(kind, error, trace)
-
-    def _release_entry(self) -> None:
+    def leave_entry(self) -> None:
         """Release the entry place, if it is still held."""
-        if self._has_entry:
-            self._has_entry = False
-            self._entry_places.release()
+        if self.has_entry:
+            self.has_entry = False
+            self._slots.entry_places.release()
+
+    def leave_slot(self) -> None:
+        """Release the slot, or the place in the slow lane."""
+        self._slots.timer.drop(self)
+        if self._slow:
+            self._slots.slow_free += 1
+        else:
+            self._slots.release()
 
     def due(self, now: float) -> None:
         """Called when the lease, or with a slot the end of the retrieval, is late.
@@ -372,8 +359,8 @@ class LeaseAndSlot:
         Release the entry place; or move to the slow lane if it has room, else check again later.
         """
         slots = self._slots
-        if self._has_entry:
-            self._release_entry()
+        if self.has_entry:
+            self.leave_entry()
         elif slots.slow_free > 0:
             slots.slow_free -= 1
             self._slow = True

@@ -30,8 +30,8 @@ import msgspec
 from gatekeeper.config import CacheConfig, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.descriptors import is_shortage
-from gatekeeper.errors import AddressRefused
-from gatekeeper.http_fields import delta_seconds, parse_http_date
+from gatekeeper.errors import AddressRefused, causes
+from gatekeeper.http_fields import REDIRECTS, delta_seconds, parse_http_date
 from gatekeeper.robots.parser import KNOWN_FIELDS
 from gatekeeper.robots.signals import field_values, parse_challenges, payment_asked
 from gatekeeper.urls import Target
@@ -56,16 +56,16 @@ class CacheTime(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """One row of the table of outcomes."""
+    """One row of the table of outcomes; by default that of a failure."""
 
     number: int
     """The row's number in the table of outcomes; 0 if it is not listed there."""
     name: str
-    verdict: Verdict | None
-    """None: the text decides."""
-    state: State
     reason: Reason
-    cache_time: CacheTime
+    cache_time: CacheTime = CacheTime.LADDER
+    verdict: Verdict | None = Verdict.DEFER
+    """None: the text decides."""
+    state: State = State.UNREACHABLE
     retry: bool = False
     """The request is repeated once, immediately, before the row counts."""
     local: bool = False
@@ -74,31 +74,27 @@ class OutcomeRow:
     """For a failure: after 12 hours or 30 days a `Fallback` may apply."""
 
 
-def _text(number: int, name: str, reason: Reason = Reason.NO_RULE) -> OutcomeRow:
-    return OutcomeRow(number, name, None, State.PARSED, reason, CacheTime.FRESH)
+def _text(
+    number: int,
+    name: str,
+    reason: Reason = Reason.NO_RULE,
+    cache_time: CacheTime = CacheTime.FRESH,
+    verdict: Verdict | None = None,
+) -> OutcomeRow:
+    return OutcomeRow(number, name, reason, cache_time, verdict, State.PARSED)
 
 
 def _absent(
-    number: int, name: str, reason: Reason, cache_time: CacheTime = CacheTime.DAY
-) -> OutcomeRow:
-    return OutcomeRow(number, name, Verdict.ALLOW, State.UNAVAILABLE, reason, cache_time)
-
-
-def _failed(
     number: int,
     name: str,
     reason: Reason,
-    cache_time: CacheTime = CacheTime.LADDER,
-    *,
-    retry: bool = False,
-    local: bool = False,
-    lapses: bool = True,
+    cache_time: CacheTime = CacheTime.DAY,
+    verdict: Verdict = Verdict.ALLOW,
 ) -> OutcomeRow:
-    return OutcomeRow(
-        number, name, Verdict.DEFER, State.UNREACHABLE, reason, cache_time, retry, local, lapses
-    )
+    return OutcomeRow(number, name, reason, cache_time, verdict, State.UNAVAILABLE)
 
 
+_failed = OutcomeRow
 _WITH_TEXT = frozenset({1, 2, 4, 6, 22})
 """Numbers of the rows with a text for the parser."""
 
@@ -123,7 +119,7 @@ class Outcome(Enum):
         self.has_text = row.number in _WITH_TEXT
 
     RULES = _text(1, "rules")
-    EMPTY = OutcomeRow(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, CacheTime.FRESH)
+    EMPTY = _text(2, "empty", Reason.EMPTY_FILE, verdict=Verdict.ALLOW)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
     HTML_RULES = _text(4, "html_rules")
     NOT_TEXT = _absent(5, "not_text", Reason.NOT_TEXT)
@@ -132,16 +128,14 @@ class Outcome(Enum):
     INVALID_RESPONSE = _failed(8, "invalid_response", Reason.INVALID_RESPONSE)
     NOT_MODIFIED = _text(9, "not_modified")
     NOT_MODIFIED_NOTHING = _failed(9, "not_modified_nothing", Reason.INVALID_RESPONSE, retry=True)
-    REDIRECT = OutcomeRow(10, "redirect", None, State.PARSED, Reason.NO_RULE, CacheTime.NOT)
+    REDIRECT = _text(10, "redirect", cache_time=CacheTime.NOT)
     TOO_MANY_REDIRECTS = _absent(11, "too_many_redirects", Reason.TOO_MANY_REDIRECTS)
     REDIRECTED_AWAY = _failed(11, "redirected_away", Reason.TOO_MANY_REDIRECTS)
     BAD_REDIRECT = _failed(12, "bad_redirect", Reason.BAD_REDIRECT)
     EGRESS_POLICY = _failed(13, "egress_policy", Reason.EGRESS_POLICY, CacheTime.DAY, lapses=False)
     # The origin's own name or address is refused, not a redirect's: a later attempt can't
     # help, so this denies, with one constant reason for clients (T2).
-    BLOCKED = OutcomeRow(
-        13, "blocked", Verdict.DENY, State.UNREACHABLE, Reason.BLOCKED, CacheTime.DAY, lapses=False
-    )
+    BLOCKED = _failed(13, "blocked", Reason.BLOCKED, CacheTime.DAY, Verdict.DENY, lapses=False)
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
     NO_FILE_SAID_OTHERWISE = _absent(
         14, "no_file_said_otherwise", Reason.NO_FILE, CacheTime.SIX_HOURS
@@ -149,13 +143,8 @@ class Outcome(Enum):
     # Payment and licence challenges are reported, but do not decide.
     PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, CacheTime.SIX_HOURS)
     LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, CacheTime.SIX_HOURS)
-    ACCESS_RESTRICTED = OutcomeRow(
-        14,
-        "access_restricted",
-        Verdict.DENY,
-        State.UNAVAILABLE,
-        Reason.ACCESS_RESTRICTED,
-        CacheTime.SIX_HOURS,
+    ACCESS_RESTRICTED = _absent(
+        14, "access_restricted", Reason.ACCESS_RESTRICTED, CacheTime.SIX_HOURS, Verdict.DENY
     )
     CLIENT_ERROR = _failed(15, "client_error", Reason.CLIENT_ERROR, retry=True)
     RATE_LIMITED = _failed(16, "rate_limited", Reason.RATE_LIMITED)
@@ -197,7 +186,6 @@ GUARD_REFUSALS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
 """Outcomes caused by our own guard, not by the site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
 _CHALLENGE_STATUS = frozenset({202, 403, 405, 503})
 _SPECIAL_2XX = {
     203: Outcome.TRANSFORMED_RULES,
@@ -254,7 +242,7 @@ def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> 
         return Outcome.CAPTIVE_PORTAL if status == 511 else Outcome.SERVER_ERROR
     if 200 <= status <= 299:
         return _SPECIAL_2XX.get(status, Outcome.RULES)
-    if status in _REDIRECTS:
+    if status in REDIRECTS:
         return Outcome.REDIRECT
     if status == 304:
         return Outcome.NOT_MODIFIED
@@ -291,29 +279,29 @@ _ARES_NO_SUCH_NAME = ((1,), (4,))  # ENODATA, ENOTFOUND
 
 
 def _of_error(error: BaseException, *, first_hop: bool, connected: bool) -> Outcome:
-    causes = chain_of(error)
-    if any(isinstance(cause, AddressRefused) for cause in causes):
+    chain = causes(error)
+    if any(isinstance(cause, AddressRefused) for cause in chain):
         return Outcome.BLOCKED if first_hop else Outcome.EGRESS_POLICY
     # Row 28: our own shortage is no evidence about the site. A look-up needs a descriptor, too.
     if is_shortage(error):
         return Outcome.NO_DESCRIPTORS
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
-        return _of_dns(causes)
-    if any(isinstance(c, OSError) and c.errno in _OUT_OF_MEMORY for c in causes):
+        return _of_dns(chain)
+    if any(isinstance(c, OSError) and c.errno in _OUT_OF_MEMORY for c in chain):
         return Outcome.OURS
-    if any(isinstance(cause, _TLS_ERRORS) for cause in causes):
+    if any(isinstance(cause, _TLS_ERRORS) for cause in chain):
         return Outcome.TLS
     if isinstance(error, TimeoutError):
         return Outcome.TIMEOUT if connected else Outcome.CONNECT_TIMEOUT
     if isinstance(error, aiohttp.ClientConnectorError):
-        return _of_connecting(causes)
+        return _of_connecting(chain)
     if isinstance(error, aiohttp.ClientResponseError):
         return Outcome.INVALID_RESPONSE  # row 8: the head could not be parsed
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return Outcome.INTERNAL if first_hop else Outcome.BAD_REDIRECT
     if isinstance(error, aiohttp.ClientError | OSError):
         # Row 21: a reset or a short body. A partial Disallow list is worse than none.
-        return Outcome.TRUNCATED if connected else _of_connecting(causes)
+        return Outcome.TRUNCATED if connected else _of_connecting(chain)
     return Outcome.INTERNAL
 
 
@@ -323,14 +311,14 @@ _NO_ROUTE = frozenset(
 _ERRNO = re.compile(r"\[Errno (\d{1,5})\]")
 
 
-def _of_connecting(causes: list[BaseException]) -> Outcome:
+def _of_connecting(chain: list[BaseException]) -> Outcome:
     """Return the outcome of a failed connection: no route, a timeout, or a refusal.
 
     If several addresses were tried, one refusal is enough: that address was reached.
     """
-    numbers = {cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno}
+    numbers = {cause.errno for cause in chain if isinstance(cause, OSError) and cause.errno}
     if not numbers:  # aiohappyeyeballs merges errors that differ into one text
-        texts = (str(cause) for cause in causes if isinstance(cause, OSError))
+        texts = (str(cause) for cause in chain if isinstance(cause, OSError))
         numbers = {int(number) for text in texts for number in _ERRNO.findall(text)}
     if numbers and numbers <= _NO_ROUTE:
         return Outcome.NO_ROUTE
@@ -339,33 +327,14 @@ def _of_connecting(causes: list[BaseException]) -> Outcome:
     return Outcome.CONNECT_FAILED
 
 
-def _of_dns(causes: list[BaseException]) -> Outcome:
-    for cause in causes:
+def _of_dns(chain: list[BaseException]) -> Outcome:
+    for cause in chain:
         if isinstance(cause, OSError) and cause.errno in _NO_SUCH_NAME:
             return Outcome.DNS_NXDOMAIN
         # aiodns, which aiohttp uses if it is installed, raises (code, text) of c-ares.
         if type(cause).__name__ == "DNSError" and cause.args[:1] in _ARES_NO_SUCH_NAME:
             return Outcome.DNS_NXDOMAIN
     return Outcome.DNS_FAILURE
-
-
-def chain_of(error: BaseException) -> list[BaseException]:
-    """Return the exception and those it wraps; bounded, as a chain may be circular."""
-    found: list[BaseException] = []
-    queue: list[BaseException | None] = [error]
-    while queue and len(found) < 32:
-        one = queue.pop(0)
-        if one is None or any(one is seen for seen in found):
-            continue
-        found.append(one)
-        queue.append(one.__cause__)
-        queue.append(one.__context__)
-        wrapped = getattr(one, "os_error", None) or getattr(one, "_os_error", None)
-        if isinstance(wrapped, BaseException):
-            queue.append(wrapped)
-        if isinstance(one, BaseExceptionGroup):
-            queue.extend(one.exceptions)
-    return found
 
 
 _SNIFFED_OCTETS = 1024

@@ -2,8 +2,8 @@
 
 A `Record` has two slots: `current`, the latest attempt, and `good`, the last answer that was a
 file or a definite absence. A failure never overwrites the good one. Each distinct text exists
-once for all origins that serve it; unused ones are compressed with a zlib dictionary of typical
-lines of robots.txt files.
+once for all origins that serve it; unused ones are not kept in parsed form, and compressed unless
+they are short.
 
 Records are confined to the event loop. Their lifetimes are monotonic seconds; wall seconds are
 kept beside them for display and storage. A stored record's age is computed from its stamp:
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config, FetchConfig
@@ -40,20 +40,6 @@ from gatekeeper.robots.timing import RobotsInterval, Window
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
-_COMMON_LINES = (
-    "# robots.txt for https://www.example.com/\r\n# Directories\n# Files\n# Paths (clean URLs)\n"
-    "Content-Signal: search=yes,ai-train=no\nAllow: /wp-admin/admin-ajax.php\r\n"
-    "Sitemap: https://www.example.com/sitemap_index.xml\nSitemap: http://www."
-    "\n\nsitemap: https://www./sitemap.xml\n\nUser-Agent: *\nCrawl-Delay: 10\n"
-    "Crawl-delay: 1\n\nDisallow:\n\nAllow: /\n\nUser-agent: *\nDisallow: /\n"
-)
-
-
-_TYPICAL_LINES = Path(__file__).with_name("typical_lines.txt")
-PRIMER: Final = _TYPICAL_LINES.read_bytes() + _COMMON_LINES.encode()
-"""The zlib dictionary: typical lines of robots.txt files, the most common ones last."""
-
-
 _MAX_AWAKE: Final = 1_000
 """The maximum number of awake texts; each is about ten objects that the garbage collector
 traverses."""
@@ -66,31 +52,8 @@ LARGE: Final = 65_536
 """Texts of so many octets are parsed, compressed and turned into policies in a thread."""
 _KEY_MASK: Final = (1 << 60) - 1
 """Mask of a text's key: integers up to this take the least memory per bit."""
-
-
 _MAX_PLAIN_OCTETS: Final = 2_048
 """A body of up to so many octets is not compressed at rest: that would take too long."""
-_MAX_SMALL_OCTETS: Final = 4_096
-"""A body of up to so many octets fits with the dictionary into a window of 8 KiB."""
-_PRIMED: Final = zlib.compressobj(1, zlib.DEFLATED, -13, 4, zlib.Z_DEFAULT_STRATEGY, PRIMER)
-"""A compressor that has read the dictionary and is copied for each small body. The result is a
-tenth larger than at the slowest level, in two thirds of its time."""
-
-
-def deflate(body: bytes) -> bytes:
-    """Compress a body with the dictionary, to about a quarter of its size."""
-    if len(body) <= _MAX_SMALL_OCTETS:
-        packer = _PRIMED.copy()
-    else:
-        level = 6 if len(body) >= LARGE else 1  # large bodies are compressed in a thread
-        packer = zlib.compressobj(level, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
-    return packer.compress(body) + packer.flush()
-
-
-def inflate(packed: bytes) -> bytes:
-    """Return the body that `deflate` has compressed."""
-    unpacker = zlib.decompressobj(-15, PRIMER)
-    return unpacker.decompress(packed) + unpacker.flush()
 
 
 class FileText(msgspec.Struct, gc=False, eq=False):
@@ -108,10 +71,10 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     """How to read it: the dialect, the number of octets to read, and the gate's own agent."""
     parsed: RobotsTxt | None
     """None while it is at rest."""
-    compressed: bytes | None = None
-    """The compressed body; None: the body is in `uncompressed`."""
-    uncompressed: bytes = b""
-    """The body, if it is not compressed; at rest that is so for short ones only."""
+    kept: bytes
+    """The body, or the compressed body."""
+    compressed: bool = False
+    """`kept` is compressed; at rest that is so for all but short bodies."""
     own: Policy | None = None
     """The policy of the gate's own agent; None at rest."""
     policies: dict[str, Policy] | None = None
@@ -150,17 +113,16 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         if own is not None:
             self.add_policy(own, 0)
         if self.size > _MAX_PLAIN_OCTETS:
-            self.packed()
+            self.compress()
 
-    def packed(self) -> bytes:
-        """Return the compressed body; it is compressed once."""
-        if self.compressed is None:
-            self.compressed, self.uncompressed = deflate(self.uncompressed), b""
-        return self.compressed
+    def compress(self) -> None:
+        """Compress the body, once."""
+        if not self.compressed:
+            self.kept, self.compressed = zlib.compress(self.kept, 1), True
 
     def body(self) -> bytes:
         """Return the octets as they were fetched."""
-        return self.uncompressed if self.compressed is None else inflate(self.compressed)
+        return zlib.decompress(self.kept) if self.compressed else self.kept
 
     def same_as(self, body: bytes) -> bool:
         """Return True if the text has that body."""
@@ -215,15 +177,15 @@ class FileTexts:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def of(self, body: bytes, packed: bytes | None = None) -> FileText:
-        """Return the text with a body: the one in use if there is one. A new one is parsed, or
-        with `packed`, its compressed body, created at rest."""
-        found = self.find(body)
-        if found is not None:
-            return found
-        if packed is None:
-            return self.read(body)
-        return FileText(len(body), self._options, None, packed, key=hash(body) & _KEY_MASK)
+    def clear(self) -> None:
+        """Forget every text, as nothing holds them any more."""
+        self._texts.clear()
+        self._awake.clear()
+        self.awake_bytes = 0
+
+    def of(self, body: bytes) -> FileText:
+        """Return the text with a body: the one in use if there is one, else a new one."""
+        return self.find(body) or self.read(body)
 
     def find(self, body: bytes) -> FileText | None:
         """Return the text in use with that body, or None."""
@@ -236,9 +198,9 @@ class FileTexts:
         dialect, limit, _ = self._options
         robots = RobotsTxt.parse(parser_input(body), dialect=dialect, limit=limit)
         key = hash(body) & _KEY_MASK
-        text = FileText(len(body), self._options, robots, uncompressed=body, key=key)
+        text = FileText(len(body), self._options, robots, body, key=key)
         if len(body) >= LARGE:
-            text.packed()  # this may be a thread; later it would delay the loop
+            text.compress()  # this may be a thread; later it would delay the loop
         return text
 
     def hold(self, text: FileText) -> None:
@@ -384,48 +346,34 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     """The file's interval; None if it changes with the hour."""
 
 
-class _RecordHead(msgspec.Struct, gc=False, eq=False):
-    origin: str
-    config: FetchConfig
-
-
-class _RecordInUse(_RecordHead, kw_only=True, gc=False, eq=False):
-    """The fields that each question reads, adjacent in memory: with hundreds of thousands of
-    origins they exceed every processor cache."""
-
-    questions: int = 0
-    """Recent questions; reset by the search for the least used records."""
-    asked: int = 0
-    """The number of the last question that `Decider.asked_lately` counted; 0: none yet."""
-    ready: int = 0
-    """If it equals the number of the operator's latest change (`Decider.forget`), the text alone
-    decides for the gate's own agent while the record is `warm`: neither the guard nor an
-    operator's rule applies to the origin, and the text has no Visit-time."""
-    frame: Frame | None = None
-    """Belongs to `ready`. None if the text was at rest, or if a decision depends on the hour."""
-    warm: bool = False
-    """The record is in memory, fresh, and answers by the policy of its text alone. A timer ends
-    that after `fresh_until`."""
-
-    def retire(self) -> None:
-        """Mark the record as no longer warm: its users have to check the clock."""
-        self.warm, self.ready, self.frame = False, 0, None
-
-
-class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
+class Record(msgspec.Struct, gc=False, eq=False):
     """What is known about one origin. Do not hold it across an await: it may be replaced.
 
-    The garbage collector does not track it: nothing that it holds refers back to it.
+    The garbage collector does not track it: nothing that it holds refers back to it. The fields
+    that each question reads come first, adjacent in memory: with hundreds of thousands of origins
+    the records exceed every processor cache.
     """
 
+    origin: str
+    config: FetchConfig
     current: OriginAnswer
-    good: OriginAnswer | None = None
-    text: FileText | None = None
-    """The text of `good`; None if `good` has no text."""
-    fresh_until: float
-    """Monotonic moment of soft expiry, before which the file is not fetched again."""
     expires: float
     """Monotonic moment of a good answer's hard expiry, or after a failure of the next attempt."""
+    fresh_until: float
+    """Monotonic moment of soft expiry, before which the file is not fetched again."""
+    ready: int = 0
+    """If it equals the number of the operator's latest change (`Decider.forget`), the text alone
+    decides for the gate's own agent until `fresh_until`: neither the guard nor an operator's rule
+    applies to the origin, and the text has no Visit-time."""
+    used: bool = False
+    """It was used since it was last considered for eviction."""
+    text: FileText | None = None
+    """The text of `good`; None if `good` has no text."""
+    frame: Frame | None = None
+    """Belongs to `ready`. None if the text was at rest, or if a decision depends on the hour."""
+    asked: int = 0
+    """The number of the last question that `Decider` counted for the record; 0: none yet."""
+    good: OriginAnswer | None = None
     unreachable_since: float | None = None
     """Time of the first failure in a row, in seconds of `uptime`; None: reachable."""
     step: int = 0
@@ -601,7 +549,7 @@ def from_stored(
         stored.last_modified,
         _metadata_from(stored.metadata),
     )
-    good = _good_of(stored, current)
+    good = current if current.outcome.good else _earlier_good(stored, current)
     if current.outcome.good and uncertain:
         soft = hard = 0.0
     if current.outcome in GUARD_REFUSALS or current.outcome is Outcome.TLS:
@@ -639,24 +587,14 @@ def _unchanged_wall(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
     return made.wall + made.age(clock), uncertain
 
 
-def _good_of(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None:
-    if current.outcome.good:
-        return current
+def _earlier_good(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None:
+    """Return the good answer behind a stored failure, if there is one."""
     if stored.good_outcome is None or stored.good_fetched_at is None:
         return None
-    outcome = Outcome.named(stored.good_outcome)
-    if not outcome.good:
-        return None
-    return OriginAnswer(
-        outcome,
-        stored.good_status,
-        stored.good_fetched_at,
-        stored.good_hops,
-        stored.took or 0.0,
-        stored.etag,
-        stored.last_modified,
-        current.metadata,
-    )
+    outcome, wall = Outcome.named(stored.good_outcome), stored.good_fetched_at
+    status, hops = stored.good_status, stored.good_hops
+    good = replace(current, outcome=outcome, status=status, wall=wall, hops=hops)
+    return good if outcome.good else None
 
 
 def _metadata_text(metadata: Metadata) -> str:

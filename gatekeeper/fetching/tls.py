@@ -10,8 +10,7 @@ from typing import Final
 import aiohttp
 
 from gatekeeper.config import FetchConfig, read_file
-from gatekeeper.errors import ConfigError
-from gatekeeper.fetching.outcomes import chain_of
+from gatekeeper.errors import ConfigError, causes
 
 _MAX_FILES: Final = 1000
 """Files of `fetch.ca_dir` that may be read."""
@@ -77,7 +76,7 @@ def failure_text(error: BaseException) -> str:
 
     They hold nothing that the site wrote, only its name, so that clients may see those about TLS.
     """
-    for cause in chain_of(error):
+    for cause in causes(error):
         # aiohttp's errors are such errors as well, but do not hold what OpenSSL said.
         if isinstance(cause, aiohttp.ClientError) or not isinstance(cause, ssl.SSLError):
             continue

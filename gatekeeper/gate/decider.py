@@ -219,8 +219,7 @@ class Decider:
         self._overrides = overrides
         self._cause = cause
         self.records: SplitDict[str, Record] = SplitDict()
-        """Hot records by origin; the directory adds and removes them. A `warm` record answers by
-        the policy of its text alone."""
+        """Records by origin; the directory adds and removes them."""
         self.texts: FileTexts = FileTexts(config, agent)
         """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
@@ -253,6 +252,11 @@ class Decider:
     def forget(self) -> None:
         """Prepare every record anew: the operator's rules or the configuration changed."""
         self._version += 1
+
+    def clear(self) -> None:
+        """Drop every record: no question may be answered any more."""
+        self.records.clear()
+        self.texts.clear()
 
     def counts(self) -> dict[tuple[Verdict, Reason], int]:
         """Count the decisions given so far, by verdict and reason."""
@@ -291,7 +295,7 @@ class Decider:
         ruling = self._without_lease(record, moment, _for_all(standing, record))
         if ruling is None:
             ruling, frame = self._by_text(frame, path, record, standing, moment, lately=lately)
-        if agent == self.agent and record.warm and moment.now < record.fresh_until:
+        if agent == self.agent and record.policy_only and moment.now < record.fresh_until:
             self._prepare(record, frame, moment, lately=lately)
         if ruling.verdict is _DEFER:
             self.note(record)
@@ -369,11 +373,11 @@ class Decider:
         self._asked += 1
         lately = 0 < record.asked > self._asked - _LATELY
         record.asked = self._asked
-        record.questions += 1
+        record.used = True
         return lately
 
     def _prepare(self, record: Record, frame: Decision, moment: Moment, *, lately: bool) -> None:
-        """Leave in a warm record what makes the next question about it cheaper."""
+        """Leave in a record what makes the next question about it cheaper."""
         text, hourly = record.text or self._no_text, False
         if text.parsed is not None:
             hourly = bool(self.policy(text, self.agent).request_rates)
@@ -388,31 +392,30 @@ class Decider:
             interval = None if hourly else self.interval(record, self.agent, moment)
             record.frame = Frame(frame, host_of(record.origin), interval)
 
-    def find(self, url: str) -> tuple[Record, str] | None:
-        """Return the record of a URL that is written with its origin's exact text, and the rest of
-        the URL; None unless the record is ready. Raises TypeError for what is not text.
-
-        No clock is read: a timer ends the time for which a record is warm.
-        """
+    def find(self, url: str, now: float) -> Record | None:
+        """Return the record of a URL that is written with its origin's exact text; None unless the
+        record is ready and fresh. Raises TypeError for what is not text."""
         try:
-            cut = url.find("/", 8)  # after `https://`
+            origin = url[: url.index("/", 8)]  # after `https://`
+        except ValueError:
+            return None
         except (AttributeError, TypeError):
             raise not_text(url) from None
-        origin = url[:cut]
         record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
-        if record is None or cut < 0 or record.ready != self._version:
+        if record is None or record.ready != self._version or now >= record.fresh_until:
             return None
-        record.questions += 1
-        return record, url[cut:]
+        if not record.used:
+            record.used = True
+        return record
 
-    def verdict(self, url: str) -> bool | None:
+    def verdict(self, url: str, now: float) -> bool | None:
         """Decide about a URL of a warm origin for the gate's own agent, without a decision. None:
         `check` has to decide."""
-        found = self.find(url)
-        if found is None:
+        record = self.find(url, now)
+        if record is None:
             return None
-        rules = (found[0].text or self._no_text).rules
-        return None if rules is None else rules.allows_plain(found[1])
+        rules = (record.text or self._no_text).rules
+        return None if rules is None else rules.allows_plain(url[len(record.origin) :])
 
     def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
         """Decide as `decide` does about a URL of a warm origin.
@@ -420,18 +423,19 @@ class Decider:
         None if the record has no frame, for another agent than the gate's own, and if the URL is
         not written as it is sent.
         """
-        found = self.find(url) if agent == self.agent else None
-        if found is None or clock.monotonic() >= found[0].fresh_until:
+        record = self.find(url, clock.monotonic()) if agent == self.agent else None
+        if record is None:
             return None
-        ruling, frame = self.ruling(*found), found[0].frame
+        ruling, frame = self.ruling(record, url), record.frame
         return None if ruling is None or frame is None else self.tell(frame.decision, ruling, url)
 
-    def ruling(self, record: Record, path: str) -> PathRuling | None:
-        """Return the ruling on a path that `find` returned, by the frame of the record; `tell`
-        makes the decision of it. None as for `recall`."""
+    def ruling(self, record: Record, url: str) -> PathRuling | None:
+        """Return the ruling on a URL whose record `find` returned, by the frame of the record;
+        `tell` makes the decision of it. None as for `recall`."""
         frame, policy = record.frame, (record.text or self._no_text).own
-        if frame is None or policy is None or len(record.origin) + len(path) > MAX_URL:
+        if frame is None or policy is None or len(url) > MAX_URL:
             return None
+        path = url[len(record.origin) :]
         if not is_sent_as_written(path):
             return None
         return rule_on(policy, path, record.origin, frame.decision.reason)

@@ -103,6 +103,7 @@ class Gatekeeper:
         self._session = session
         self._resolver = resolver
         self._clock = clock or SystemClock()
+        self._monotonic = self._clock.monotonic
         self._rng = rng or random.Random()
         self._storage = storage or SqliteStorage.configured(config.storage, self._clock)
         self._guard = Guard(config) if session is None else None
@@ -255,10 +256,10 @@ class Gatekeeper:
         """Stop answering; the first step of closing."""
         opened, self._opened = self._opened, None
         if opened is not None:
+            self._decider.clear()
             await opened.directory.close()
             opened.fetcher.close()
             self._pacing.close()
-            self._decider.records.clear()  # a gate that is opened again begins without records
 
     # -- questions -------------------------------------------------------------------
 
@@ -269,9 +270,9 @@ class Gatekeeper:
         `check` tells the two apart. `user_agent` is another name than the gate's own to ask for.
         Raises InvalidURL for a malformed URL.
         """
-        # The short road makes no Decision, reads no clock and logs nothing.
+        # The short road makes no Decision and logs nothing.
         if user_agent is None:
-            verdict = self._decider.verdict(url)
+            verdict = self._decider.verdict(url, self._monotonic())
             if verdict:
                 self._warm_allowed += 1
                 return True
@@ -560,7 +561,7 @@ class Gatekeeper:
         noted, opened = self._decider.noted.get(host), self._opened
         if noted is None or opened is None:
             return ()
-        return self._decider.file_holdups(host, opened.directory.look, self._clock)
+        return self._decider.file_holdups(host, opened.directory.recall, self._clock)
 
     def _record_of(self, origin: str) -> Record | None:
         return self._open.directory.recall(origin)

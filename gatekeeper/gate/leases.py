@@ -379,10 +379,10 @@ class LeaseManager:
         if self.entrance.crowded or self._dns is not None:
             return None
         decider = self.decider
-        found = decider.find(url)
-        if found is None or (frame := found[0].frame) is None or frame.interval is None:
+        record = decider.find(url, self.clock.monotonic())
+        if record is None or (frame := record.frame) is None or frame.interval is None:
             return None
-        ruling = decider.ruling(*found)
+        ruling = decider.ruling(record, url)
         if ruling is None or ruling.verdict is not _ALLOW:
             return None
         try:

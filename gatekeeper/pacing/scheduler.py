@@ -92,7 +92,7 @@ class Scheduler:
     """Grants leases of hosts, in one event loop. Open it before use and close it afterwards.
 
     >>> import asyncio, random
-    >>> from gatekeeper.clock import VirtualClock
+    >>> from gatekeeper import VirtualClock
     >>> from gatekeeper.config import Config
     >>> async def main():
     ...     scheduler = Scheduler(Config(), clock=VirtualClock(), rng=random.Random(1))

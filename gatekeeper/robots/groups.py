@@ -14,12 +14,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from gatekeeper.possessive import possessive
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.parser import Dialect, Spans
 from gatekeeper.robots.rules import PrefixesInOrder, ShellRules
 
-_RULE_LINE = possessive(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
+_RULE_LINE = re.compile(r"^[ \t]*+(?>(?:dis)?)allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
 """No line that begins or ends a record, or gives its version, begins with one of these letters."""
 _IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15

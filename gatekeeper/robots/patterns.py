@@ -25,7 +25,6 @@ from itertools import chain, islice
 from typing import Final, TypeGuard
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.possessive import possessive
 from gatekeeper.robots.parser import PIECE, to_octets
 from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, path_of, split
 
@@ -51,14 +50,14 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Cuts a text into pieces of at most PIECE octets, and no escape.
 _HEX = "[0-9A-Fa-f]"
-_PIECES = possessive(rf"(?s:.{{1,{PIECE - 2}}})(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?+")
-_ESCAPES = possessive(r"((?:%[0-9A-Fa-f]{2})++)")
+_PIECES = re.compile(rf"(?s:.{{1,{PIECE - 2}}})(?>(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?)")
+_ESCAPES = re.compile(r"((?>(?:%[0-9A-Fa-f]{2})+))")
 _CHANGING = (
     r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
 )
 _CHANGES = re.compile(rf"%(?![0-9A-F]{{2}})|{_CHANGING}")
 """Matches a `%` that the normal form changes, or that begins an escape which it changes."""
-_CHANGING_ESCAPES = possessive(rf"({_CHANGING}(?:%[0-9A-Fa-f]{{2}})*+)")
+_CHANGING_ESCAPES = re.compile(rf"({_CHANGING}(?>(?:%[0-9A-Fa-f]{{2}})*))")
 QUERY_ESCAPE = re.compile("%3A|%2F")
 """Matches what `query_form` replaces."""
 _SPECIAL = re.compile(r"[*?\[\]\\]")

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.possessive import possessive
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
 from gatekeeper.robots.parser import Dialect, RuleLines, Spans, rules_in, to_octets, to_unicode
@@ -82,7 +81,7 @@ class UsageRules:
 _MAX_PARSED_ORIGINS = 100
 """Maximum number of non-canonical origins in the rules of one set that are parsed completely. Any
 further one is treated as the origin in question, which is the stricter interpretation."""
-_PLAIN_ORIGIN = possessive(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
+_PLAIN_ORIGIN = re.compile(r"https?://[a-z0-9_-]+(?>(?:\.[a-z0-9_-]+)*)(?>(?::[0-9]+)?)\Z")
 _AUTHORITY_END = re.compile("[/?]")
 _Prefixes = tuple[dict[str, int], list[int]]
 """Codes by prefix, and the distinct lengths of the prefixes."""

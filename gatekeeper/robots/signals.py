@@ -21,7 +21,6 @@ import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-from gatekeeper.possessive import possessive
 
 
 class FieldError(ValueError):
@@ -47,9 +46,9 @@ class Item(msgspec.Struct, frozen=True):
 _KEY = re.compile(r"[a-z*][a-z0-9_\-.*]*+")
 _TOKEN = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
 _NUMBER = re.compile(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
-_STRING = possessive(r'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
+_STRING = re.compile(r'"((?>(?:[ !#-\[\]-~]|\\["\\])*))"')
 _BYTES = re.compile(r":([A-Za-z0-9+/=]*+):")
-_DISPLAY = possessive(r'%"((?:[ !#$&-~]|%[0-9a-f]{2})*+)"')
+_DISPLAY = re.compile(r'%"((?>(?:[ !#$&-~]|%[0-9a-f]{2})*))"')
 _ESCAPED = re.compile(r"\\(.)")
 _OWS = re.compile(r"[ \t]*+")
 _SP = re.compile(r" *+")
@@ -205,25 +204,25 @@ CATEGORIES = frozenset({"train-ai", "search"})
 _MAX_PARSED_USAGE = 1_024
 
 # The grammar of RFC 9651 without dates, byte sequences and display strings, in which well-formed
-# text can have an invalid value. Every repetition is possessive, so the time is linear.
+# text can have an invalid value. Every repetition is possessive or atomic, so the time is linear.
 _LABEL_KEY = r"[a-z*][a-z0-9_\-.*]*+"
 _BARE = (
     r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
     r"|-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})(?![0-9.])"
-    r'|"(?:[ !#-\[\]-~]|\\["\\])*+"'
+    r'|"(?>(?:[ !#-\[\]-~]|\\["\\])*)"'
     r"|\?[01])"
 )
-_PARAMS = rf"(?:; *+{_LABEL_KEY}(?:={_BARE})?+)*+"
-_ITEMS = rf"\( *+(?:{_BARE}{_PARAMS}(?: ++{_BARE}{_PARAMS})*+ *+)?+\){_PARAMS}"
+_PARAMS = rf"(?>(?:; *+{_LABEL_KEY}(?>(?:={_BARE})?))*)"
+_ITEMS = rf"\( *+(?>(?:{_BARE}{_PARAMS}(?>(?: ++{_BARE}{_PARAMS})*) *+)?)\){_PARAMS}"
 _ANSWER = r"([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/])"
 _MEMBER = (
     rf"({_LABEL_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
     r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
 )
-_MEMBERS = possessive(_MEMBER)
+_MEMBERS = re.compile(_MEMBER)
 # Without groups: Python 3.11 loses groups inside a possessive repetition.
 _UNMARKED = _MEMBER.replace(f"({_LABEL_KEY})", _LABEL_KEY).replace("([yn])", "[yn]")
-_DICTIONARY = possessive(rf" *+(?:{_UNMARKED})*+\Z")
+_DICTIONARY = re.compile(rf" *+(?>(?:{_UNMARKED})*)\Z")
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
 
@@ -378,9 +377,9 @@ _COUNT = re.compile(r"-1\Z|[0-9]{1,9}\Z")
 _AGENT = re.compile(r"[^\s,;:=]+\Z")
 _UNLIMITED = -1
 
-_LINK = possessive(
-    r"<([^<>]*)>[ \t]*((?:;[ \t]*[^\s=;,\"<>]+[ \t]*"
-    r"(?:=[ \t]*(?:\"(?:[^\"\\]|\\.)*+\"|[^\s;,\"<>]*+)[ \t]*)?)*+)"
+_LINK = re.compile(
+    r"<([^<>]*)>[ \t]*((?>(?:;[ \t]*[^\s=;,\"<>]+[ \t]*"
+    r"(?:=[ \t]*(?:\"(?>(?:[^\"\\]|\\.)*)\"|[^\s;,\"<>]*+)[ \t]*)?)*))"
 )
 _LINK_PARAM = re.compile(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s;,]*)))?")
 
@@ -441,9 +440,9 @@ _MAX_PARAMS = 50
 _LONGEST_PRICE = 100
 _LONGEST_PARAM = 4_096
 """Maximum number of characters of a parameter; the invoice of a payment has some hundred."""
-_CHALLENGE_PART = possessive(
+_CHALLENGE_PART = re.compile(
     r"([!#$%&'*+.^_`|~0-9A-Za-z-]++)"
-    r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?"
+    r"(?:[ \t]*+=[ \t]*+(?:\"((?>(?:[^\"\\]|\\.)*))\"|([^\s,\"]*+)))?"
 )
 _TO_QUOTE = re.compile(r"[\"\\]")
 _QUOTED_PAIR = re.compile(r"\\(.)")

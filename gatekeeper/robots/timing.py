@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from gatekeeper.possessive import possessive
 from gatekeeper.robots import signals
 from gatekeeper.robots.parser import Spans, lines_of, to_unicode
 
@@ -31,7 +30,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: used, not in t
 
 # re.ASCII and [0-9] exclude the digits of other scripts. Every pattern is anchored and every
 # repetition possessive, so there is no backtracking and the time is linear.
-_DELAY = possessive(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
+_DELAY = re.compile(r"(?:[0-9]++(?>(?:\.[0-9]*+)?)|\.[0-9]++)\Z")
 _TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
 _WINDOW = re.compile(rf"{_TIME}[ \t]*+-[ \t]*+(?:{_TIME}|24:?00)\Z")
 _RATE = re.compile(

@@ -11,9 +11,10 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.config import Config, FleetConfig, HostRule, IdentityConfig
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.fetching.cache import RecordCache, SoftExpiry, record_octets
+from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.directory import Directory
-from gatekeeper.fetching.records import LARGE, Moment, Record
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.records import LARGE, Moment, OriginAnswer, Record
 from gatekeeper.gate import Gatekeeper
 
 
@@ -76,9 +77,8 @@ class Replica(GateAnswers):
         self._refusals: Counter[str] = Counter()
         super().__init__(Gatekeeper(identity, config=self._config))
         self._wanted = wanted
-        self._expiry = SoftExpiry(self._decider.records, self._clock)
         self._records = RecordCache(
-            self._config, stored=True, expiry=self._expiry, texts=self._decider.texts
+            self._config, stored=True, records=self._decider.records, texts=self._decider.texts
         )
         self._counted: Counter[tuple[Verdict, Reason]] = Counter()
 
@@ -97,7 +97,20 @@ class Replica(GateAnswers):
 
     def take_in(self, origin: str, record: bytes) -> None:
         """Cache a record that `shared_record` encoded."""
-        self._records.put_octets(origin, record)
+        sent = _DECODER.decode(record)
+        answer = OriginAnswer(Outcome.named(sent.outcome), *sent.about)
+        text = None if sent.body is None else self._decider.texts.of(sent.body)
+        self._records.put(
+            Record(
+                origin,
+                self._config.fetch,
+                answer,
+                sent.expires,
+                sent.fresh_until,
+                text=text,
+                good=answer,
+            )
+        )
 
     def forget(self, origins: Iterable[str]) -> None:
         """Drop the records of these origins."""
@@ -121,8 +134,8 @@ class Replica(GateAnswers):
         self._decider.adjust(config)
 
     def close(self) -> None:
-        """Cancel its timer and drop its records. Idempotent."""
-        self._expiry.close()
+        """Drop its records. Idempotent."""
+        self._decider.clear()
 
     # -- counters --------------------------------------------------------------------
 
@@ -147,7 +160,27 @@ def shared_record(gate: Gatekeeper, origin: str) -> bytes | None:
         return None
     if record.text is not None and record.text.size >= LARGE:
         return None
-    return record_octets(record)
+    answer = record.current
+    about = answer.status, answer.wall, answer.hops, answer.took
+    body = None if record.text is None else record.text.body()
+    sent = _SharedRecord(answer.outcome.row.name, about, record.expires, record.fresh_until, body)
+    return _ENCODER.encode(sent)
+
+
+class _SharedRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A fresh record that a text alone decides, as `shared_record` sends it. Its monotonic moments
+    are valid on this machine until the next boot."""
+
+    outcome: str
+    about: tuple[int | None, float, tuple[str, ...], float]
+    """The fields of its `OriginAnswer` that follow the outcome."""
+    expires: float
+    fresh_until: float
+    body: bytes | None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_SharedRecord)
 
 
 def _for_replica(config: Config) -> Config:

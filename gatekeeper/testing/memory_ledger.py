@@ -152,7 +152,7 @@ class ScopeRecord:
 class MemoryLedger:
     """A `Ledger` that several gates of one process can share.
 
-    >>> from gatekeeper.clock import VirtualClock
+    >>> from gatekeeper import VirtualClock
     >>> clock = VirtualClock()
     >>> ledger = MemoryLedger(clock)
     >>> page = (ScopeRequest("a.example", interval=2.0),)

@@ -35,11 +35,12 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, VirtualClock
+from gatekeeper.clock import Clock
 from gatekeeper.config import Config, FetchConfig
 from gatekeeper.errors import needs_extra
 from gatekeeper.fetching.outcomes import Outcome, Retrieval, Validators, classify, classify_body
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.testing.virtual_clock import VirtualClock
 
 with needs_extra("testing", "gatekeeper.testing"):
     import pytest

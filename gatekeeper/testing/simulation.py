@@ -18,7 +18,6 @@ from typing import Protocol
 
 import msgspec
 
-from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
@@ -27,6 +26,7 @@ from gatekeeper.pacing.queues import Offer, Waiter
 from gatekeeper.pacing.rules import DAY, BudgetSpent, Rules
 from gatekeeper.pacing.scopes import INF, NO_RATE, Scope
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.virtual_clock import VirtualClock
 
 TOLERANCE = 1e-6
 """Seconds allowed for rounding errors in sums of floats."""

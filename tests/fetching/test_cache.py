@@ -1,22 +1,20 @@
-"""Hot and cold records, and which may be evicted."""
+"""Which records are in memory, and which may be evicted."""
 
 from __future__ import annotations
 
-import itertools
 import random
 import tracemalloc
 from typing import NoReturn
 
 import pytest
 
-from gatekeeper import split_dict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching import cache as cache_module
-from gatekeeper.fetching.cache import RecordCache, SoftExpiry
+from gatekeeper.fetching.cache import RecordCache
+from gatekeeper.fetching.faults import Uptime
 from gatekeeper.fetching.outcomes import GUARD_REFUSALS, Outcome, Retrieval
-from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
+from gatekeeper.fetching.records import OriginAnswer, Record
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
@@ -40,43 +38,24 @@ async def fill(it: House, count: int, lines: int = 5) -> None:
         await it.get(origin(number))
 
 
-async def test_a_cold_record_comes_back_as_it_was() -> None:
-    async with house(cache={"hot_records": 1}) as it:
-        it.source.answer = file(OLD, etag='"1"', last_modified="x", hops=("http://a/",), url="?")
-        before = await it.get(origin(0))
-        shown = before.standing(it.clock)
-        it.source.answer = DOWN
-        await it.get(origin(1))
-        assert origin(0) not in it.directory.records
-        assert not before.warm
-        after = await it.get(origin(0))
-        assert after is not before
-        assert after.current == before.current
-        assert after.fresh_until == pytest.approx(before.fresh_until, abs=0.001)
-        assert after.expires == pytest.approx(before.expires, abs=0.001)
-        again = after.standing(it.clock)
-        assert (again.verdict, again.hops, again.took) == (shown.verdict, shown.hops, shown.took)
-        assert it.allows(after, "/old") is False
-        assert after.warm
-        assert it.directory.records[origin(0)] is after
-        assert len(it.source.asked) == 2
-
-
-async def test_an_old_copy_behind_a_failure_survives_the_cold() -> None:
+async def test_an_old_copy_behind_a_failure_is_set_aside_with_it() -> None:
     async with house(cache={"hot_records": 1}) as it:
         await it.get(origin(0))
         it.source.answer = DOWN
         await it.clock.elapse(DAY)
         before = await it.get(origin(0))
         await it.get(origin(1))
+        assert origin(0) not in it.directory.records
         after = await it.get(origin(0))
-        assert after is not before
-        assert after.good == before.good
-        assert after.step == before.step
-        assert after.unreachable_since == pytest.approx(before.unreachable_since, abs=0.001)
+        assert after is before
         assert after.text is not None
         assert after.text.body() == OLD
+        assert it.directory.stats().texts == 1
         assert after.standing(it.clock).verdict is Verdict.DEFER
+        it.source.answer = DOWN
+        assert await it.directory.refresh(origin(0)) is not before
+        assert it.directory.stats().records == 2
+        assert it.directory.stats().texts == 1
 
 
 async def test_memory_is_bounded_by_bytes() -> None:
@@ -121,45 +100,26 @@ async def test_what_was_dropped_is_found_in_the_storage() -> None:
         assert len(it.source.asked) == 100
 
 
-async def test_cold_records_share_a_large_text() -> None:
-    text = body(1, 200)
-    async with house(file(text), cache={"hot_records": 1}) as it:
-        for number in range(51):
-            await it.get(origin(number))
-        alone = len(deflate(text))
-        # One text, and the moments of 50 records; not 50 texts.
-        assert it.directory.stats().bytes < 20_000 + alone + 50 * 300
-        for number in range(50):
-            record = await it.get(origin(number))
-            assert record.text is not None
-            assert record.text.body() == text
-
-
-def test_a_text_is_the_same_after_packing() -> None:
-    for text in (b"", OLD, body(3, 2000), bytes(range(256)) * 100):
-        assert inflate(deflate(text)) == text
-
-
-def test_a_cold_record_costs_little() -> None:
-    """With key, dictionary, moments and text. A benchmark measures the mean of real files."""
-    config = Config.from_dict({"cache": {"hot_records": 1}})
-    clock = VirtualClock(start=1000.0)
-    cache = RecordCache(config, stored=True, expiry=SoftExpiry(SplitDict(), clock))
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_record_without_a_text_costs_what_is_reckoned(reachable: bool) -> None:
+    """With key and dictionary. A benchmark measures the mean of real files."""
+    config, clock, uptime = Config(), VirtualClock(start=1000.0), Uptime()
+    cache = RecordCache(config, stored=False)
+    outcome = Outcome.NO_FILE if reachable else Outcome.CONNECT_FAILED
 
     def put(number: int) -> None:
-        answer = OriginAnswer(
-            Outcome.RULES, 200, clock.wall(), (), 0.213, f'"{number:x}-5f3a"', None
-        )
-        text = cache.texts.of(body(number, 3))
+        now = clock.monotonic() + number
+        answer = OriginAnswer(outcome, 404 if reachable else None, clock.wall() + number)
         cache.put(
             Record(
                 origin(number),
                 config.fetch,
-                current=answer,
-                good=answer,
-                text=text,
-                fresh_until=clock.monotonic() + 0.8 * DAY,
-                expires=clock.monotonic() + DAY,
+                answer,
+                now + DAY,
+                now + 0.8 * DAY,
+                good=answer if reachable else None,
+                unreachable_since=None if reachable else now,
+                uptime=uptime,
             )
         )
 
@@ -171,15 +131,7 @@ def test_a_cold_record_costs_little() -> None:
         put(number)
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    packed = len(deflate(body(1, 3)))
-    assert (after - before) / 2000 < 350 + packed
-
-
-def lasting_until(moment: float, number: int) -> Record:
-    answer = OriginAnswer(Outcome.NO_FILE, 404, 0.0)
-    return Record(
-        origin(number), Config().fetch, current=answer, good=answer, fresh_until=moment, expires=DAY
-    )
+    assert (after - before) / 2000 == pytest.approx(cache.bytes / len(cache), rel=0.25)
 
 
 @pytest.mark.parametrize("set_back", [0.0, -3_600.0])
@@ -198,7 +150,7 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
             await it.get(origin(number))
         it.source.asked.clear()
         for _ in range(2):
-            await it.get(origin(4))  # from the cold, and hot
+            await it.get(origin(4))  # set aside
         it.clock.advance(1.0)
         it.clock.jump_wall(set_back)
         with monkeypatch.context() as patched:
@@ -208,49 +160,14 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
         assert it.source.asked == []
         it.source.answer = file(OLD)
         it.clock.advance(1.0)
-        for number in (3, 4, 8):  # cold, made hot, and hot
+        for number in (3, 4, 8):  # set aside, and hot
             assert it.allows(await it.get(origin(number)), "/new")
             assert it.allows(await it.get(origin(number)), "/new")
         assert len(it.source.asked) == 3
-        await it.get(origin(0))
-        assert len(it.source.asked) == 3  # only the guard's refusals were forgotten
-
-
-@pytest.mark.parametrize("most", [50, split_dict.PART_LIMIT])
-async def test_expired_records_leave_in_steps_and_at_their_time(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    """With one part, and with many, some of which are split during a sweep."""
-    monkeypatch.setattr(cache_module, "_RECORDS_PER_STEP", 100)
-    monkeypatch.setattr(split_dict, "PART_LIMIT", most)
-    clock = VirtualClock(start=1000.0)
-    records: SplitDict[str, Record] = SplitDict()
-    expiry = SoftExpiry(records, clock)
-    for number in range(1000):
-        record = records[origin(number)] = lasting_until(1050.0 + 50.0 * (number % 2), number)
-        expiry.mark_warm(record)
-    left = [expiry.warm]
-    for _ in range(2000):  # in steps of 10 ms
-        clock.advance(0.01)
-        if clock.monotonic() < 1050.0:
-            assert expiry.warm == 1000
-        left.append(expiry.warm)
-    clock.advance(28.0)
-    for _ in range(500):
-        clock.advance(0.01)
-        left.append(expiry.warm)
-    assert max(before - after for before, after in itertools.pairwise(left)) <= 100
-    warm = {name for name, record in records.items() if record.warm}
-    assert warm == {origin(number) for number in range(1, 1000, 2)}
-    # A record that is added during a sweep is not missed.
-    clock.advance(49.0)
-    late = records[origin(5000)] = lasting_until(clock.monotonic() + 5.0, 5000)
-    expiry.mark_warm(late)
-    for _ in range(3000):
-        clock.advance(0.01)
-    assert not expiry.warm
-    assert not any(record.warm for record in records.values())
-    expiry.close()
+        it.source.answer = DOWN
+        for number in (9, 9):
+            await it.get(origin(number))
+        assert len(it.source.asked) == 4  # only the guard's refusals were forgotten
 
 
 async def test_what_is_asked_about_stays_hot() -> None:
@@ -262,5 +179,5 @@ async def test_what_is_asked_about_stays_hot() -> None:
             assert it.directory.stats().hot == 20
         await it.get(origin(3))
         await it.get(origin(1000))
-        assert origin(3) in it.directory._cache._hot
+        assert origin(3) in it.directory.records
         assert len(it.source.asked) == 201

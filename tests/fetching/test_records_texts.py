@@ -6,7 +6,7 @@ import pytest
 
 from gatekeeper.config import Config
 from gatekeeper.fetching import records
-from gatekeeper.fetching.records import FileTexts, deflate, inflate
+from gatekeeper.fetching.records import FileTexts
 from gatekeeper.robots import RobotsTxt
 
 BODIES = {
@@ -36,30 +36,15 @@ def test_the_body_is_given_back_octet_by_octet(texts: FileTexts, name: str) -> N
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_packing_gives_the_same_body_also_when_the_parsed_text_was_packed(
+def test_a_text_at_rest_has_its_body_compressed_unless_it_is_short(
     texts: FileTexts, name: str
 ) -> None:
     text = texts.of(BODIES[name])
     text.robots.pack()
-    assert inflate(text.packed()) == BODIES[name]
-    assert text.body() == BODIES[name]
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_a_text_at_rest_has_its_body_and_is_packed_when_it_is_asked_for_so(
-    texts: FileTexts, name: str
-) -> None:
-    text = texts.of(BODIES[name])
     text.rest()
     assert text.body() == BODIES[name]
-    assert inflate(text.packed()) == BODIES[name]
-    assert not text.uncompressed, "one of the two is enough"
-    assert text.body() == BODIES[name]
-
-
-def test_a_text_that_comes_packed_is_not_packed_again(texts: FileTexts) -> None:
-    packed = deflate(BODIES["both"])
-    assert texts.of(BODIES["both"], packed).packed() is packed
+    assert len(text.kept) == len(BODIES[name]) or len(text.kept) < len(BODIES[name]) / 2
+    assert text.compressed is (len(BODIES[name]) > 2_048)
 
 
 def test_a_text_is_read_as_its_readable_part(texts: FileTexts) -> None:

@@ -138,7 +138,7 @@ async def test_cold(row: Expected) -> None:
         # Cached: the next question causes no fetch.
         assert await it.get() is record or not row.recorded
         assert len(it.source.asked) == (1 if row.recorded else 2)
-        assert record.warm is (row.verdict in {None, ALLOW})
+        assert record.policy_only is (row.verdict in {None, ALLOW})
 
 
 @rows

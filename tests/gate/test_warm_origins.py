@@ -111,11 +111,15 @@ async def test_an_expired_record_answers_nothing(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     await warmed(virtual_internet, gate)
-    clock = virtual_internet.clock
+    clock, decider = virtual_internet.clock, gate.parts.decider
     assert isinstance(clock, VirtualClock)
-    clock.advance(86_400.0)
+    clock.advance(decider.records["http://a.test"].fresh_until - clock.monotonic() - 0.5)
+    assert recalled(gate, "http://a.test/a") is not None
+    assert decider.verdict("http://a.test/a", clock.monotonic())
+    clock.advance(0.5)
 
     assert recalled(gate, "http://a.test/a") is None
+    assert decider.verdict("http://a.test/a", clock.monotonic()) is None
 
 
 async def test_the_operators_word_outranks_what_was_prepared(
@@ -462,3 +466,12 @@ async def test_an_origin_that_is_asked_about_stays_ready_to_answer(
         assert len(records) == 6
         # The first search for an unused record may meet none; from then on others go.
         assert all(one is seen[-1] for one in seen[12:])
+
+
+async def test_texts_that_are_woken_and_texts_that_are_fetched_share_one_bound(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await warmed(virtual_internet, gate)
+    texts = gate.parts.decider.texts
+    assert len(texts) == gate.stats().directory.texts == 1
+    assert texts.awake_bytes > 0

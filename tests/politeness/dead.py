@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp.connector
 
 from gatekeeper.clock import VirtualClock, deadline
-from gatekeeper.fetching import guard
 from tests.internet import Fail, FakeInternet, Page
 
 __all__ = ["KINDS", "Dials", "dead_hosts", "dying_hosts"]
@@ -61,10 +60,6 @@ class Dials:
         self._mended.set()
 
     async def _dial(self, addr_infos: Any, **options: Any) -> Any:
-        ahead = guard._first_dial.get()
-        if ahead is not None and ahead.sock is not None:
-            sock, ahead.sock = ahead.sock, None
-            return sock  # connected before there was a request for it
         # A cut attempt records no address, since all hosts that live share one here.
         if self.cut == "no route":
             raise OSError(errno.ENETUNREACH, "Network is unreachable")

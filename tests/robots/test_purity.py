@@ -18,7 +18,7 @@ FORBIDDEN = {
     *("asyncio", "time", "socket", "threading.Timer", "os", "io", "pathlib", "random", "aiohttp"),
     *("http", "urllib", "subprocess", "selectors", "logging"),
 }
-BELOW = {"urls", "errors", "possessive", "late", "robots"}
+BELOW = {"urls", "errors", "late", "robots"}
 LATE = {"sites"}
 """Named for type checkers, and imported late: `gatekeeper.robots` hands out names of theirs."""
 SOURCES = sorted(Path(robots.__file__).parent.glob("*.py"))

@@ -14,12 +14,11 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.fetching.cache import RecordCache, SoftExpiry
+from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.records import Record, from_stored
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.sidecar.leases import LeaseJournal
-from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage import SqliteStorage
 from tests.pacing_support import due_at, is_paused
 from tests.storage.data.make import TEXT, WALL
@@ -75,7 +74,7 @@ async def test_every_clock_and_block_is_found(
 
 async def test_every_text_and_pause_is_found(storage: SqliteStorage, clock: VirtualClock) -> None:
     config = Config()
-    cache = RecordCache(config, stored=True, expiry=SoftExpiry(SplitDict(), clock))
+    cache = RecordCache(config, stored=True)
     faults = LocalFaults(random.Random(1), lambda _on: None)
 
     async def record(origin: str) -> Record:

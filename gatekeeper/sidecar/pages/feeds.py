@@ -118,7 +118,7 @@ def _of_batch(first: int, batch: BatchNote) -> list[GivenDecision]:
 class DecisionFeed:
     """The latest decisions, and the totals and the last reported status of each host.
 
-    >>> from gatekeeper.clock import VirtualClock
+    >>> from gatekeeper import VirtualClock
     >>> from gatekeeper.decision import Reason
     >>> feed = DecisionFeed(VirtualClock())
     >>> feed.add(Decision(verdict=Verdict.DENY, reason=Reason.RULE, url="https://a.example/x",
