@@ -234,6 +234,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 # --- shared by the commands ------------------------------------------------------------------
 
 
+def add_wait(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the argument `--wait`, of which `text` is the help."""
+    parser.add_argument("--wait", metavar="SECONDS", type=seconds, default=60.0, help=text)
+
+
 def number_type(
     kind: Callable[[str], _N], wanted: str, fits: Callable[[_N], bool] = lambda _: True
 ) -> Callable[[str], _N]:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 
-from gatekeeper.cli import TOKEN, integer, load, seconds
+from gatekeeper.cli import TOKEN, add_wait, integer, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
@@ -27,13 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )
-    parser.add_argument(
-        "--wait",
-        metavar="SECONDS",
-        type=seconds,
-        default=60.0,
-        help="maximum time of one call, waiting for the host included (60)",
-    )
+    add_wait(parser, "maximum time of one call, waiting for the host included (60)")
 
 
 def _free_port(text: str) -> int:

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gatekeeper.cli import TOKEN, load, seconds
+from gatekeeper.cli import TOKEN, add_wait, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
@@ -51,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
         "front page (repeatable)",
     )
-    parser.add_argument(
-        "--wait",
-        metavar="SECONDS",
-        type=seconds,
-        default=60.0,
-        help="maximum time that a request waits for its host; then it gets 429 (60)",
-    )
+    add_wait(parser, "maximum time that a request waits for its host; then it gets 429 (60)")
     parser.add_argument(
         "--script",
         action="store_true",
