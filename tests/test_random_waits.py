@@ -142,10 +142,8 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     assert (stats.in_flight, stats.waiting) == (0, 0)
     waits = gate.parts.waits
     assert len(waits) == 0
-    assert not waits._waits
-    assert not waits._by_lease
     assert not waits._by_scope
-    assert not waits._by_origin
+    assert not waits._for_files
     assert not waits._files
     assert len(waits.holdings) == 0
     for name, scope in gate.parts.scheduler._memory.scopes.items():
@@ -215,7 +213,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
             assert clock.monotonic() == began
             looks = 0
             waits = gate.parts.waits
-            look_at = waits._examine
+            look_at = waits._note
 
             def counted(wait: Any, now: float) -> None:
                 nonlocal looks
@@ -223,7 +221,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
                 assert looks < 50
                 look_at(wait, now)
 
-            monkeypatch.setattr(waits, "_examine", counted)
+            monkeypatch.setattr(waits, "_note", counted)
             await clock.elapse(20.5)
             assert task.done()
             await task

@@ -50,7 +50,7 @@ from gatekeeper.errors import (
 from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, inherited, unbind
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.http_fields import parse_retry_after
-from gatekeeper.pacing.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
+from gatekeeper.pacing.deadlock import Choice, Holdings, TaskWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.waiting import Need
 from gatekeeper.urls import Target
 
@@ -386,7 +386,7 @@ class RemoteLeases:
         end = math.inf if timeout is None else self._clock.monotonic() + max(0.0, timeout)
         query = _LeaseQuery(url, target, priority, user_agent, end)
         endless: WaitsForItself | None = None
-        waiting: TurnWait[RemoteLease] | None = None
+        waiting: TaskWait[RemoteLease] | None = None
         try:
             waiting = self._begin_wait(target) if owned else None
         except WaitsForItself as error:
@@ -414,7 +414,7 @@ class RemoteLeases:
             hold_in_context(lease)
         return lease
 
-    def _begin_wait(self, target: Target) -> TurnWait[RemoteLease] | None:
+    def _begin_wait(self, target: Target) -> TaskWait[RemoteLease] | None:
         """Note that this task waits for the host. None if that can't block another task.
 
         Raises WaitsForItself if, as far as this client can see, the wait could never end.
@@ -422,9 +422,8 @@ class RemoteLeases:
         task = asyncio.current_task()
         if task is None:  # pragma: no cover - a lease is awaited inside a task
             return None
-        # Leases of another gate hold no slots of this gate's hosts.
-        under = [one for one in inherited(task) if getattr(one, "_held", None) is self.held]
-        return self.waits.begin(task, target.url, target.host, (), under)
+        choice = Choice(target.url, target.host)
+        return self.waits.begin(task, lambda: (choice,), inherited(task))
 
     async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
         """Grant a lease if the host is due now: one round trip, however long that takes.

@@ -434,9 +434,6 @@ class LeaseManager:
             resolved = await self._resolve_within(url, target, end, user_agent)
             decision = self._decide_before_grant(url, target, resolved, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
-            if waiting is not None:
-                self._waits.check(waiting)  # other waiters may have joined in the meantime
-
             request = _GrantRequest(self.questions, url, target, user_agent, owner, decision)
             grant = await self._scheduler.acquire(
                 target.url,

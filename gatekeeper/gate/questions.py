@@ -25,7 +25,7 @@ from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, NoLeaseError
 from gatekeeper.gate.lease_base import inherited
-from gatekeeper.pacing.deadlock import TurnWait, WaitGraph, WaitsForItself
+from gatekeeper.pacing.deadlock import Choice, TaskWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.ledger import FleetStats
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats
@@ -308,48 +308,34 @@ class GateQuestions:
         Raises WaitsForItself if the file can't come before a lease of the task ends, or if a lease
         that the task was started under has delayed it for too long.
         """
-        outer = self.waits.current(asyncio.current_task(self._loop))
-        if task is None:
-            return await get(target.origin)
-        waiting = outer or await self.begin_wait(target, task)
+        waiting = task and await self.begin_wait(target, task, target.origin)
         if waiting is None:
             return await get(target.origin)
         try:
-            self.waits.for_file(waiting, target.origin)
             return await get(target.origin)
         except asyncio.CancelledError:
-            if outer is None:
-                waiting.cancelled()
+            waiting.cancelled()
             raise
         finally:
-            if outer is None:
-                self.waits.end(waiting)
-            else:
-                self.waits.for_turn(waiting)
+            self.waits.end(waiting)
 
-    def _inherited_leases(self, task: asyncio.Task[object] | None) -> list[Any]:
-        """Return this gate's leases that the task was started under. Leases of another gate hold no
-        slots of this gate's hosts."""
-        found = inherited(task)
-        if not found:
-            return found
-        holdings = self.waits.holdings
-        return [one for one in found if getattr(one, "holdings", None) is holdings]
-
-    async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> TurnWait[Any] | None:
-        """Note that the task waits for the target's host. None if it holds no lease and was started
-        under none.
+    async def begin_wait(
+        self, target: Target, task: asyncio.Task[object], file: str | None = None
+    ) -> TaskWait[Any] | None:
+        """Note that the task waits for the target's host, or for the robots.txt of the origin
+        `file`. None if it holds no lease and was started under none.
 
         Raises WaitsForItself if the wait could never end.
         """
-        holdings, outer_leases = self.waits.holdings, self._inherited_leases(task)
+        holdings, outer_leases = self.waits.holdings, inherited(task)
         holds_lease = bool(len(holdings) and holdings.of(task))
         if not holds_lease and not outer_leases:
             return None
         scopes: tuple[str, ...] = ()
         if holds_lease and self.dns is not None:
             scopes = await self.dns.scopes(target.host, target.port)
-        return self.waits.begin(task, target.url, target.host, scopes, outer_leases)
+        choice = Choice(target.url, target.host, scopes, file)
+        return self.waits.begin(task, lambda: (choice,), outer_leases, file)
 
     def fresh(self, origin: str, agent: str) -> Record | None:
         """Return the record if it is fresh and answers about the agent without waiting."""

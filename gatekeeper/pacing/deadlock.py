@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -85,6 +85,10 @@ Choices = Callable[[], Iterable[Choice | None]]
 block."""
 
 
+ANY_FILE = ""
+"""In place of an origin: the wait may be for the robots.txt of any."""
+
+
 class WaitsForItself(LeaseTimeout):
     """The lease can't come before another ends that the waiting task, or its parent, still holds.
 
@@ -101,7 +105,7 @@ class Holdings(Generic[H]):
     """The open leases by the task that owns them."""
 
     def __init__(self) -> None:
-        self._by_task: dict[Task, dict[H, None]] = {}
+        self._by_task: dict[Task | None, dict[H, None]] = {}
         self._count = 0
         self._sweep_above = _SWEEP_SLACK
 
@@ -114,21 +118,18 @@ class Holdings(Generic[H]):
 
     def add(self, lease: H) -> None:
         """Record a lease, if it has an owner."""
-        owner = lease.owner
-        if owner is not None:
-            self._by_task.setdefault(owner, {})[lease] = None
+        if lease.owner is not None:
+            self._by_task.setdefault(lease.owner, {})[lease] = None
             self._count += 1
 
     def drop(self, lease: H) -> None:
         """Remove a lease of its owner. Unknown leases are ignored."""
-        owner = lease.owner
-        leases = None if owner is None else self._by_task.get(owner)
-        if owner is not None and leases is not None and lease in leases:
+        leases = self._by_task.get(lease.owner)
+        if leases is not None and lease in leases:
             self._count -= 1
-            if len(leases) == 1:
-                del self._by_task[owner]
-            else:
-                del leases[lease]
+            del leases[lease]
+            if not leases:
+                del self._by_task[lease.owner]
 
     def own(self, lease: H, task: Task | None) -> None:
         """Make the task the owner of a lease."""
@@ -139,42 +140,30 @@ class Holdings(Generic[H]):
 
     def of(self, task: Task | None) -> list[H]:
         """Return the open leases of a task."""
-        self._sweep()
-        leases = () if task is None else self._by_task.get(task, ())
-        return [lease for lease in leases if not lease.ended]
-
-    def _sweep(self) -> None:
-        """Remove expired leases, once there may be many."""
-        if self._count > self._sweep_above:
-            everybody = self.everybody()
-            self._by_task.clear()
-            self._count = 0
-            for lease in everybody:
-                if not lease.ended:
-                    self.add(lease)
+        if self._count > self._sweep_above:  # there may be many expired ones
+            for lease in self.everybody():
+                if lease.ended:
+                    self.drop(lease)
             self._sweep_above = 2 * self._count + _SWEEP_SLACK
+        return [lease for lease in self._by_task.get(task, ()) if not lease.ended]
 
 
-class TurnWait(msgspec.Struct, Generic[H], eq=False):
-    """One task's wait: for a lease of a host, for a robots.txt that needs one, or, with
-    `several`, for any of several leases."""
+class TaskWait(msgspec.Struct, Generic[H], eq=False):
+    """One task's wait: for a lease of a host, for a robots.txt that needs one, or for any of
+    several leases."""
 
     task: Task
     _limit: Deadline
     """Cancels the task that waits in code. For a batch that is a task of the batch, not the one
     that awaits the batch."""
-    url: str
-    host: str
-    near: tuple[str, ...]
-    """Scopes that the host shares in addition to those known."""
-    own: tuple[H, ...]
+    choices: Choices
+    own: list[H]
     """Open leases of the task."""
-    inherited: tuple[H, ...]
+    inherited: list[H]
     """Leases of other tasks that were open when this task was started."""
+    files: str | None
+    """See `WaitGraph.begin`."""
     began: float
-    several: Choices | None = None
-    origin: str | None = None
-    """The origin for whose robots.txt it waits now, if any."""
     blocking: H | None = None
     """The lease that blocked it at the last examination."""
     blocked_since: float = 0.0
@@ -187,12 +176,6 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     def held(self) -> H | None:
         """A lease that its task holds or was started under, and that is still open, if any."""
         return next((one for one in (*self.own, *self.inherited) if not one.ended), None)
-
-    def choices(self) -> Iterable[Choice | None]:
-        """Return the leases of which any one would end the wait."""
-        if self.several is not None:
-            return self.several()
-        return (Choice(self.url, self.host, self.near, self.origin),)
 
     def refuse(self, error: WaitsForItself) -> None:
         """End the wait: cancel its task. `cancelled` then raises the error instead."""
@@ -225,19 +208,15 @@ class WaitGraph(Generic[H]):
         self._own_wait = own_wait
         self._needs = needs
         self.holdings: Holdings[H] = Holdings()
-        self._waits: dict[Task, dict[TurnWait[H], None]] = {}
-        self._by_lease: dict[H, dict[TurnWait[H], None]] = {}
-        """For each lease, the waits of tasks that hold it or were started under it."""
-        self._by_scope: dict[str, dict[H, None]] = {}
-        """The leases of `_by_lease`, by the scopes of which they hold a slot."""
-        self._by_origin: dict[str, dict[TurnWait[H], None]] = {}
-        """Waits for the robots.txt of each origin."""
-        self._for_several: dict[TurnWait[H], None] = {}
-        """Waits for any of several leases."""
+        self._by_scope: dict[str, dict[H, int]] = {}
+        """The leases that tasks of waits hold or were started under, by the scopes of which they
+        hold a slot, with the number of those waits."""
+        self._for_files: dict[str | None, dict[TaskWait[H], None]] = {}
+        """Waits of tasks that hold leases, by `files`."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """For origins whose robots.txt waits for a lease: the host, and further shared scopes."""
         self._alive = 0
-        self._examinations = DueHeap[TurnWait[H]](
+        self._examinations = DueHeap[TaskWait[H]](
             lambda _, wait: not wait.over, lambda: self._alive
         )
         self._timer = SingleTimer(clock, self._examine_due)
@@ -257,120 +236,73 @@ class WaitGraph(Generic[H]):
     # --- begin and end ------------------------------------------------------------------
 
     def begin(
-        self,
-        task: Task,
-        url: str,
-        host: str,
-        near: tuple[str, ...] = (),
-        inherited: Iterable[H] = (),
-    ) -> TurnWait[H] | None:
-        """Record that the task is about to wait for a lease of the host; `end` must follow.
+        self, task: Task, choices: Choices, under: Iterable[Any], files: str | None = None
+    ) -> TaskWait[H] | None:
+        """Record that the task is about to wait for one of these leases; `end` must follow.
 
-        Return None if the task holds no lease and was not started under one, so that it blocks no
-        other task. Raises WaitsForItself if the wait could never end.
+        `under`: open leases of other tasks, under which this one was started; those of another gate
+        are ignored. `files`: the origin whose robots.txt the wait is for, `ANY_FILE` if it may be
+        that of any origin. Return None if the task holds no lease and was not started under one, so
+        that it blocks no other task. Raises WaitsForItself if the wait could never end.
         """
         own = self.holdings.of(task)
+        inherited = [one for one in under if getattr(one, "holdings", None) is self.holdings]
         if not own and not inherited:
             return None
         limit = Deadline(self._clock, asyncio.current_task() or task)
         now = self._clock.monotonic()
-        return self._begin(
-            TurnWait(task, limit, url, host, near, tuple(own), tuple(inherited), now)
-        )
-
-    def begin_any(
-        self, wait: TurnWait[H] | None, open_leases: Iterable[Any], several: Choices
-    ) -> TurnWait[H] | None:
-        """Record that the current task is about to wait for any of several leases, or, with `wait`,
-        that it continues to wait after a change; `end` must follow.
-
-        `open_leases`: leases of other tasks, under which this one was started; those of another
-        gate are ignored. Returns None and raises WaitsForItself like `begin`.
-        """
-        now = self._clock.monotonic()
-        if wait is not None:
-            self.check(wait)
-            self._note(wait, now)
-            return wait
-        holdings = self.holdings
-        under = [one for one in open_leases if getattr(one, "holdings", None) is holdings]
-        task = asyncio.current_task() if under or len(holdings) else None
-        own = holdings.of(task)
-        if task is None or not (own or under):
-            return None
-        limit = Deadline(self._clock, task)
-        return self._begin(
-            TurnWait(task, limit, "", "", (), tuple(own), tuple(under), now, several)
-        )
-
-    def _begin(self, wait: TurnWait[H]) -> TurnWait[H]:
-        task = wait.task
+        wait: TaskWait[H] = TaskWait(task, limit, choices, own, inherited, files, now)
+        self.check(wait)
         self._alive += 1
-        if wait.several is not None:
-            self._for_several[wait] = None
-        self._waits.setdefault(task, {})[wait] = None
-        for lease in (*wait.own, *wait.inherited):
-            self._by_lease.setdefault(lease, {})[wait] = None
-            for scope in lease.scopes:
-                self._by_scope.setdefault(scope, {})[lease] = None
-        try:
-            self.check(wait)
-        except WaitsForItself:
-            self.end(wait)
-            raise
-        if wait.own or wait.several is not None:
-            self._note(wait, wait.began)
-        self._examine_later(wait, wait.began + min(_WARN_SECONDS, self._own_wait))
+        self._count(wait, 1)
+        if own:
+            self._for_files.setdefault(files, {})[wait] = None
+        if own or files == ANY_FILE:
+            self._note(wait, now)
+        else:
+            self._examine_later(wait, now + min(_WARN_SECONDS, self._own_wait))
         return wait
 
-    def current(self, task: Task | None) -> TurnWait[H] | None:
-        """Return the wait that the task has begun, or None."""
-        waits = None if task is None else self._waits.get(task)
-        return next(iter(waits)) if waits else None
-
-    def check(self, wait: TurnWait[H]) -> None:
-        """Raise WaitsForItself if the wait could never end."""
-        if wait.own and (lease := self._blocker(wait, own=True)) is not None:
+    def check(self, wait: TaskWait[H]) -> None:
+        """Raise WaitsForItself if the wait could never end: its own task holds what it needs."""
+        if wait.own and (lease := self._blocker(wait, wait.own)) is not None:
             raise self._refusal(wait, lease)
 
-    def for_file(self, wait: TurnWait[H], origin: str) -> None:
-        """Note that it now waits for an origin's robots.txt. Raises WaitsForItself like `check`."""
-        wait.origin = origin
-        self._by_origin.setdefault(origin, {})[wait] = None
-        self.check(wait)
-
-    def for_turn(self, wait: TurnWait[H]) -> None:
-        """Note that it waits for its host again."""
-        origin, wait.origin = wait.origin, None
-        if origin is not None:
-            _discard(self._by_origin, origin, wait)
-
-    def end(self, wait: TurnWait[H]) -> None:
+    def end(self, wait: TaskWait[H]) -> None:
         """Remove a wait that is over. Idempotent."""
         if wait.over:
             return
         wait.over = True
         wait._limit.end()  # The task may have caught our cancellation and continued.
         self._alive -= 1
-        self.for_turn(wait)
-        self._for_several.pop(wait, None)
-        _discard(self._waits, wait.task, wait)
+        self._count(wait, -1)
+        if wait.own:
+            del self._for_files[wait.files][wait]
+            if not self._for_files[wait.files]:
+                del self._for_files[wait.files]
+
+    def _count(self, wait: TaskWait[H], by: int) -> None:
+        """Add a wait to the counts of its leases, or remove it from them."""
         for lease in (*wait.own, *wait.inherited):
-            if _discard(self._by_lease, lease, wait):
-                for scope in lease.scopes:
-                    _discard(self._by_scope, scope, lease)
+            for scope in lease.scopes:
+                waits = self._by_scope.setdefault(scope, {})
+                waits[lease] = waits.get(lease, 0) + by
+                if not waits[lease]:
+                    del waits[lease]
+                if not waits:
+                    del self._by_scope[scope]
 
     # --- robots.txt ---------------------------------------------------------------------
 
     def file_waits(self, origin: str, host: str, near: tuple[str, ...] = ()) -> None:
         """Note that fetching the robots.txt of an origin waits for a lease of `host`."""
         self._files[origin] = host, near
-        asking = self._by_origin.get(origin, ())
-        for wait in [one for one in (*asking, *self._for_several) if one.own]:
-            try:
-                self.check(wait)
-            except WaitsForItself as error:
-                wait.refuse(error)
+        for files in (origin, ANY_FILE):
+            for wait in self._for_files.get(files, ()):
+                try:
+                    self.check(wait)
+                except WaitsForItself as error:
+                    wait.refuse(error)
 
     def file_goes_on(self, origin: str) -> None:
         """Note that fetching the robots.txt got its lease, or no longer needs one."""
@@ -378,62 +310,54 @@ class WaitGraph(Generic[H]):
 
     # --- periodic examination -----------------------------------------------------------
 
-    def _examine_later(self, wait: TurnWait[H], moment: float) -> None:
+    def _examine_later(self, wait: TaskWait[H], moment: float) -> None:
         self._examinations.add(moment, wait)
         self._timer.set_no_later(moment)
 
     def _examine_due(self) -> None:
         now = self._clock.monotonic()
         for wait in self._examinations.pop(now, _MAX_PER_ITERATION):
-            if not wait.over and wait.refusal is None:
-                self._examine(wait, now)
+            if wait.refusal is None:
+                self._note(wait, now)
         self._timer.set_no_later(self._examinations.next())
 
-    def _examine(self, wait: TurnWait[H], now: float) -> None:
-        """Log a warning, or refuse the wait, if the same lease has blocked it for long enough."""
-        try:
-            self.check(wait)  # The number of slots may have been reduced.
-        except WaitsForItself as error:
-            wait.refuse(error)
-            return
-        lease = self._note(wait, now)
+    def _note(self, wait: TaskWait[H], now: float) -> None:
+        """Note which lease blocks the wait, and since when. Log a warning, or refuse the wait, if
+        it is the same for long enough."""
+        if wait.held is None:
+            return  # It blocks no other task any more.
         following = now + _WARN_SECONDS
-        if lease is not None:
-            waited = now - wait.blocked_since
-            # Not `waited`, which by rounding may stay just below the limit for ever.
-            if now >= wait.blocked_since + self._own_wait:
-                wait.refuse(self._refusal(wait, lease, waited))
-                return
-            if waited >= _WARN_SECONDS and not wait.warned:
-                wait.warned = True
-                _log.warning("%s", self._message(wait, lease, "waits"))
-            following = min(following, wait.blocked_since + self._own_wait)
-        self._examine_later(wait, following)
-
-    def _note(self, wait: TurnWait[H], now: float) -> H | None:
-        """Note which lease blocks the wait, and since when."""
-        lease = self._blocker(wait) if wait.held is not None else None
+        lease = self._blocker(wait)
         if lease is not wait.blocking:
             # A lease that it was started under was open before the wait began. But a wait for
             # several leases may have been blocked only since another host became blocked.
-            began = wait.blocking is None and wait.several is None and lease in wait.inherited
+            began = wait.blocking is None and wait.files != ANY_FILE and lease in wait.inherited
             wait.blocked_since = wait.began if began else now
-            wait.blocking = lease
-            wait.warned = False
-        return lease
+            wait.blocking, wait.warned = lease, False
+        if lease is not None:
+            # Not the difference, which by rounding may stay just below the limit for ever.
+            refused_at = wait.blocked_since + self._own_wait
+            if now >= refused_at:
+                wait.refuse(self._refusal(wait, lease, now - wait.blocked_since))
+                return
+            if now >= wait.blocked_since + _WARN_SECONDS and not wait.warned:
+                wait.warned = True
+                _log.warning("%s", self._message(wait, lease, "waits")[1])
+            following = min(following, refused_at)
+        self._examine_later(wait, following)
 
     # --- what blocks a wait -------------------------------------------------------------
 
-    def _blocker(self, wait: TurnWait[H], *, own: bool = False) -> H | None:
+    def _blocker(self, wait: TaskWait[H], own: Iterable[H] | None = None) -> H | None:
         """Return the first lease that blocks the wait; None if one that it waits for may come.
 
-        `own`: only leases of the task itself count.
+        `own`: only these leases count.
         """
         first: H | None = None
         for number, choice in enumerate(wait.choices()):
             if choice is None or number >= _MAX_CHOICES:
                 return None
-            blocking = self._blocking(choice, wait.task if own else None)
+            blocking = self._blocking(choice, own)
             if not blocking:
                 return None
             if first is None:
@@ -441,8 +365,8 @@ class WaitGraph(Generic[H]):
                 first = next(mine, blocking[0])
         return first
 
-    def _blocking(self, choice: Choice, owner: Task | None) -> list[H]:
-        """Return the leases that keep a choice from coming; with `owner`, only those of a task."""
+    def _blocking(self, choice: Choice, own: Iterable[H] | None) -> list[H]:
+        """Return the leases that keep a choice from coming, of all or of `own`."""
         host, near = choice.host, choice.near
         if choice.origin is not None:
             found = self._files.get(choice.origin)
@@ -451,10 +375,12 @@ class WaitGraph(Generic[H]):
             host, near = found
         result: list[H] = []
         for scope, slots, paced in self._needs(host, near):
-            leases = self._by_scope.get(scope)
-            if leases is None or (len(leases) < slots and not paced):
+            leases: Collection[H] = self._by_scope.get(scope, ())
+            if own is not None:
+                leases = [one for one in own if scope in one.scopes]
+            if len(leases) < slots and not (paced and leases):
                 continue
-            still = [one for one in leases if not one.ended and owner in (None, one.owner)]
+            still = [one for one in leases if not one.ended]
             if len(still) >= slots:
                 result += still
             elif paced:
@@ -463,39 +389,23 @@ class WaitGraph(Generic[H]):
 
     # --- messages -----------------------------------------------------------------------
 
-    def _refusal(self, wait: TurnWait[H], lease: H, waited: float | None = None) -> WaitsForItself:
+    def _refusal(self, wait: TaskWait[H], lease: H, waited: float | None = None) -> WaitsForItself:
         verb = "would wait" if waited is None else f"waited {waited:.0f} s (pacing.own_wait)"
-        text = self._message(wait, lease, verb)
-        return WaitsForItself(wait.url, text, lease.url, self._holder_text(wait, lease))
+        url, text = self._message(wait, lease, verb)
+        return WaitsForItself(url, text, lease.url, self._holder_text(wait, lease))
 
-    def _message(self, wait: TurnWait[H], lease: H, verb: str) -> str:
-        choices = [one for one in wait.choices() if one is not None]
-        kept = (one for one in choices if lease in self._blocking(one, None))
-        wanted = next(kept, choices[0])
-        return (
+    def _message(self, wait: TaskWait[H], lease: H, verb: str) -> tuple[str, str]:
+        """Return the URL that the blocked wait is for, or the first one, and a text about it."""
+        wanted = next(one for one in wait.choices() if one is not None)
+        text = (
             f"{mask(wanted.url)} {verb} for {lease.url}, {self._holder_text(wait, lease)}: "
             f"read or close that response first (host {wanted.host})"
         )
+        return wanted.url, text
 
-    def _holder_text(self, wait: TurnWait[H], lease: H) -> str:
+    def _holder_text(self, wait: TaskWait[H], lease: H) -> str:
         mine = lease if lease.owner is wait.task or lease in wait.inherited else wait.held or lease
         holder = "this task" if mine.owner is wait.task else "the task that started this one"
         if lease is mine:
             return f"which {holder} still holds"
         return f"whose task waits as well, while {holder} holds {mine.url}"
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _discard(index: dict[K, dict[V, None]], key: K, value: V) -> bool:
-    """Remove a value from the values of a key. Return True if it was the last one."""
-    values = index.get(key)
-    if values is None:
-        return False
-    values.pop(value, None)
-    if values:
-        return False
-    del index[key]
-    return True

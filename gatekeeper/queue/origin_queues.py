@@ -400,7 +400,7 @@ class OriginQueues:
                 return queued
         return None
 
-    def turns_wanted(self) -> Iterator[Choice | None]:
+    def leases_wanted(self) -> Iterator[Choice | None]:
         """Return `lease_wanted` of each origin: a `get` needs one of these leases."""
         return (queued.lease_wanted() for queued in self._queues.values())
 

@@ -21,7 +21,7 @@ from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import AsyncOnly, Denied, GateClosed, LeaseTimeout
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import inherited
-from gatekeeper.pacing.deadlock import TurnWait, WaitGraph
+from gatekeeper.pacing.deadlock import ANY_FILE, TaskWait, WaitGraph
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
 from gatekeeper.queue.origin_queues import (
     IN_MEMORY,
@@ -314,7 +314,7 @@ class PoliteQueue:
         raised, or LeaseTimeout if it could never end: the calling task holds a lease or response
         of each host that has URLs. The URLs stay; see `pacing.own_wait` for child tasks.
         """
-        waiting: TurnWait[Any] | None = None
+        waiting: TaskWait[Any] | None = None
         entrance, getters = self._entrance, self._getters
         entered = late = entrance.crowded
         if entered:  # First of all, since many tasks may start in one iteration of the loop.
@@ -357,18 +357,21 @@ class PoliteQueue:
         self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
         self._getters.wake_all()
 
-    def _not_served(self, waiting: TurnWait[Any] | None, error: BaseException) -> None:
+    def _not_served(self, waiting: TaskWait[Any] | None, error: BaseException) -> None:
         if isinstance(error, GateClosed):
             self._gate_closed(error)
         elif waiting is not None:
             waiting.cancelled()
 
-    def _begin_wait(self, waiting: TurnWait[Any] | None) -> TurnWait[Any] | None:
+    def _begin_wait(self, waiting: TaskWait[Any] | None) -> TaskWait[Any] | None:
         """Record the wait of a task with leases. Raises LeaseTimeout if it could never end."""
-        if self._graph is None:
+        task = asyncio.current_task()
+        if self._graph is None or task is None:
             return None
-        held = inherited(asyncio.current_task())
-        return self._graph.begin_any(waiting, held, self._queues.turns_wanted)
+        if waiting is None:
+            return self._graph.begin(task, self._queues.leases_wanted, inherited(task), ANY_FILE)
+        self._graph.check(waiting)
+        return waiting
 
     def get_nowait(self) -> Turn:
         """Return a URL whose host is due now. Raises asyncio.QueueEmpty, and what `get` raises.

@@ -23,7 +23,7 @@ from gatekeeper import (
     session_gate,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.deadlock import WaitGraph, WaitsForItself
+from gatekeeper.pacing.deadlock import Choice, WaitGraph, WaitsForItself
 from gatekeeper.pacing.waiting import Need
 from tests.internet import Drip, FakeInternet, Stall, redirect
 
@@ -754,9 +754,9 @@ async def test_refused_at_once_is_who_holds_every_slot_itself_and_nobody_else(
         other: Any = Somebody()
         graph.holdings.add(Leased(other, 0))
         if they_wait:
-            graph.begin(other, "http://1/wanted", "1")
+            graph.begin(other, lambda: [Choice("http://1/wanted", "1")], ())
     try:
-        graph.begin(me, "http://0/wanted", "0")
+        graph.begin(me, lambda: [Choice("http://0/wanted", "0")], ())
     except WaitsForItself:
         assert own >= slots
     else:
@@ -809,7 +809,6 @@ async def test_a_great_many_children_of_one_cost_the_same_each(
 
             await asyncio.gather(*(child(number) for number in range(count)))
             assert len(gate.parts.waits) == 0
-            assert not gate.parts.waits._by_lease
             assert not gate.parts.waits._by_scope
             return asked / count
 
