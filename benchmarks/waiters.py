@@ -72,7 +72,7 @@ def _table(count: int, rounds: int, *, collect: bool) -> Table:
             )
             for name, row in figures.items()
         ],
-        "at most 100 ms over bare tasks",
+        "at most 1 s",
         (
             "A stall is processor time between two heartbeats of the loop, in which nobody else "
             "had a turn; the creation of tasks and URLs and the calls of `cancel` are not counted. "

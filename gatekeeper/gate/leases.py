@@ -280,23 +280,22 @@ class LeaseRequest(msgspec.Struct, eq=False):
         manager, timeout = self._manager, self._timeout
         if timeout is not None or self._priority:
             refuse_wrong_wait(self._priority, timeout)  # even if it does not come to a wait
-        entrance = manager.entrance
-        entered = entrance.crowded and (timeout is None or timeout > 0)
-        if entered:  # First of all, since many tasks may start in one iteration of the loop.
-            end = None if timeout is None else manager.now() + timeout
-            await entrance.queue_up()
-            entrance.entered()
-            timeout = None if end is None else max(0.0, end - manager.now())
         owner = asyncio.current_task(manager.loop) if self._owned else None
-        lease = None if entered or self._agent is not None else manager.take(self._url, owner)
+        lease = None if self._agent is not None else manager.take(self._url, owner)
         if lease is None:
+            # In this frame, since many tasks may start in one iteration of the loop.
+            if timeout != 0 and (before := manager.entrance.enter()) is not None:
+                end = None if timeout is None else manager.now() + timeout
+                await before
+                manager.entrance.entered()
+                timeout = None if end is None else max(0.0, end - manager.now())
+                before = None  # drop the future: many waiters below would keep theirs
             lease = await manager.wait(
                 self._url,
                 owner,
                 priority=self._priority,
                 timeout=timeout,
                 user_agent=self._agent,
-                entered=entered,
             )
         lease._sent_by_caller = True
         if self._bound:
@@ -372,12 +371,12 @@ class LeaseManager:
         The decision before the wait and the one at the grant are the same here. Raises GateClosed
         in another event loop: its thread, or forked process, must not change the clocks.
         """
-        if asyncio.get_running_loop() is not self.loop:
-            refuse_unless_open(self.loop)
         # Earlier waiters go first, and a host that shares the clock of its address gets none
         # before the address is looked up.
         if self.entrance.crowded or self._dns is not None:
             return None
+        if asyncio.get_running_loop() is not self.loop:
+            refuse_unless_open(self.loop)
         decider = self.decider
         record = decider.find(url, self.clock.monotonic())
         if record is None or (frame := record.frame) is None or frame.interval is None:
@@ -416,18 +415,13 @@ class LeaseManager:
         priority: int = 0,
         timeout: float | None = None,
         user_agent: str | None = None,
-        entered: bool = False,
     ) -> Lease:
         """Decide, wait for the grant, and decide again at the grant, if `take` returned None.
 
-        `entered`: the caller has passed the entrance. Raises as entering `Gatekeeper.lease` does.
+        Raises as entering `Gatekeeper.lease` does.
         """
         refuse_wildcard_agent(user_agent)
         end = None if timeout is None else self.clock.monotonic() + timeout
-        if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
-            await before
-            before = None  # drop the future: many waiters below would keep theirs
-            self.entrance.entered()
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:

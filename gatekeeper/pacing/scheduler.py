@@ -38,8 +38,6 @@ from gatekeeper.pacing.waiting import (
     MAX_PER_ITERATION,
     Admit,
     ClockView,
-    CrowdFuture,
-    Departures,
     DueWatch,
     HostHoldup,
     HostHoldups,
@@ -146,7 +144,6 @@ class Scheduler:
             lambda _, waiter: not waiter.gone, lambda: self._queues.waiting
         )
         """When waiters give up."""
-        self._departures = Departures(self._engine.counters)
         self._loop: asyncio.AbstractEventLoop
         self.holdups: HostHoldups = HostHoldups(
             self._memory, self._engine, clock, self._remote, files
@@ -181,7 +178,6 @@ class Scheduler:
             return
         self._open = False
         self._engine.halt()
-        self._departures.cancel(self._departures.count)
         self._queues.refuse_all(lambda: GateClosed("the gate is closing"))
         try:
             if drain > 0 and self._engine.in_flight:
@@ -206,7 +202,7 @@ class Scheduler:
             **msgspec.structs.asdict(engine.counters),
             granted=engine.granted,
             scopes=len(memory.scopes),
-            waiting=self._waiting,
+            waiting=self._queues.waiting,
             in_flight=engine.in_flight,
             promises=memory.promises.made if memory.promises is not None else 0,
             evicted=memory.evicted,
@@ -216,10 +212,6 @@ class Scheduler:
             dry_seconds=self._dry_seconds,
             frozen=engine.frozen,
         )
-
-    @property
-    def _waiting(self) -> int:
-        return self._queues.waiting - self._departures.count
 
     def _tick(self) -> None:
         """Handle what is due: expired leases, waiters that time out, queues."""
@@ -369,10 +361,7 @@ class Scheduler:
         try:
             for _ in range(_MAX_REFETCHES):
                 if waiter.grant is None and waiter.error is None and not waiter.fetching:
-                    if self._queues.waiting <= MAX_PER_ITERATION:
-                        waiter.future = asyncio.Future(loop=self._loop)
-                    else:
-                        waiter.future = CrowdFuture(self._loop, waiter, self._departures)
+                    waiter.future = asyncio.Future(loop=self._loop)
                     await waiter.future
                     waiter.future = None
                 if waiter.grant is not None:
@@ -466,10 +455,10 @@ class Scheduler:
         if (elsewhere := self.holdups.served_elsewhere(waiter.scope.name)) is not None:
             raise elsewhere
         queues = self._queues
-        if queues.waiting - self._departures.count >= self._pacing.max_waiters:
+        if queues.waiting >= self._pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
-                f"{waiter.url}: {self._waiting} requests already wait (pacing.max_waiters)",
+                f"{waiter.url}: {queues.waiting} requests already wait (pacing.max_waiters)",
             )
         if end < INF and waiter.scope.due_at(events=False) > end:
             raise self._timeout_error(waiter)
@@ -518,9 +507,8 @@ class Scheduler:
     def _give_up(self, waiter: TaskWaiter, error: BaseException) -> None:
         """Remove a waiter; a lease that was just delivered to it goes to the next one."""
         waiter.future = None
-        self._departures.count -= waiter.leaving
         if isinstance(error, asyncio.CancelledError):
-            self._engine.counters.cancelled += not waiter.leaving
+            self._engine.counters.cancelled += 1
             # The task keeps the error, the error its traceback, and that the local variables.
             error.__traceback__ = None
         if waiter.grant is not None:

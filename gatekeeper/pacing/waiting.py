@@ -1,9 +1,9 @@
 """Waiting tasks of `Scheduler.acquire`, and explanations of what keeps a host from being asked.
 
-A hundred thousand tasks that start, or are cancelled, in one iteration of the loop would delay all
-other tasks until each of them has been handled. `Entrance` and `Departures` handle a bounded number
-in each iteration. `HostHoldups` lists what keeps a host from being asked, `ClockView` is what
-`why()` shows of that, `Need` what the deadlock check needs to know about the slots of a lease.
+A hundred thousand tasks that start in one iteration of the loop would delay all other tasks until
+each of them has joined. `Entrance` admits a bounded number in each iteration. `HostHoldups` lists
+what keeps a host from being asked, `ClockView` is what `why()` shows of that, `Need` what the
+deadlock check needs to know about the slots of a lease.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.ledger_calls import LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import PASSED, Counters, Offer, Waiter
+from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.rules import DAY, BudgetSpent, DailyBudget, Usage
 from gatekeeper.pacing.scopes import (
     DURABLE,
@@ -52,7 +52,7 @@ _MAX_ADMITTED = 50
 _MAX_SEARCHED = 1000
 """Open leases among which `explain` looks for those of a host."""
 MAX_PER_ITERATION = 1000
-"""Waiters that are timed out, or whose cancellation takes effect, in one iteration of the loop."""
+"""Waiters that are timed out in one iteration of the loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ Refetch = Callable[[], Awaitable[object]]
 class TaskWaiter(Waiter):
     """A task in `Scheduler.acquire`. It stores the grant or error until the task runs again."""
 
-    __slots__ = ("end", "error", "future", "grant", "leaving", "no_wait", "offer", "scope")
+    __slots__ = ("end", "error", "future", "grant", "no_wait", "offer", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
@@ -73,8 +73,6 @@ class TaskWaiter(Waiter):
         super().__init__(url, priority, ttl)
         self.no_wait: bool = False
         """It does not wait for a lease, only for the ledger's answer."""
-        self.leaving: bool = False
-        """Its task was cancelled, which takes effect in a later iteration of the loop."""
         self.end: float = INF
         """When it gives up, in monotonic seconds."""
         self.scope: Scope = scope
@@ -83,12 +81,6 @@ class TaskWaiter(Waiter):
         self.error: Exception | None = None
         self.future: asyncio.Future[None] | None = None
         """The future that the task awaits."""
-
-    def cancelled_later(self, _future: CrowdFuture) -> None:
-        """Refuse leases from now on: the task was cancelled, which takes effect later."""
-        self.leaving = True
-        self.future = None
-        self.offer = _pass
 
     def deliver(self, grant: Grant) -> None:
         """Store the grant and wake the task. If that was cancelled already, it passes it on."""
@@ -158,7 +150,7 @@ class Entrance:
         self._admitted = 0
         """Tasks admitted in this iteration."""
         self._waiting: deque[asyncio.Future[None]] = deque()
-        """The futures of the tasks that wait for admission."""
+        """The futures of the tasks that wait for admission. One that is cancelled stays there."""
         self._expected = 0
         """Tasks that were admitted from the queue for this iteration and have not run yet."""
         self.crowded: bool = False
@@ -180,19 +172,15 @@ class Entrance:
         if not self.crowded and self._admitted < self._limit:
             self._admitted += 1
             return None
-        return self.queue_up()
-
-    def queue_up(self) -> asyncio.Future[None]:
-        """Return a future to await before `entered`. For an entrance that is `crowded`."""
         self.crowded = True
         future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._waiting.append(future)
-        return future  # A cancelled future stays in the deque, done, and is passed over.
+        return future
 
-    def entered(self, queued: bool = True) -> None:
-        """Note that a task runs that was admitted from the queue, or, with `queued` False,
-        immediately. A task that is cancelled after its admission never calls this."""
-        self._expected -= queued
+    def entered(self) -> None:
+        """Note that a task runs that awaited its future. A task that is cancelled after its
+        admission never calls this."""
+        self._expected -= 1
         self.crowded = self._expected > 0 or bool(self._waiting)
 
     def _next_iteration(self) -> None:
@@ -207,78 +195,6 @@ class Entrance:
         self.crowded = self._armed = self._admitted > 0
         if self._armed and self._loop is not None:
             self._loop.call_soon(self._next_iteration)
-
-
-class Departures:
-    """Postponed cancellations of waiters, a bounded number of which take effect per iteration.
-
-    A hundred thousand tasks that are cancelled in one iteration of the loop would delay all other
-    tasks in the next one. So the cancellation of a `CrowdFuture` waits here. Its waiter counts as
-    gone, and is offered no lease.
-    """
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-        self._later: deque[tuple[CrowdFuture, Any]] = deque()
-        self.count: int = 0
-        """Waiters that are here, or were here and have not left their queue yet."""
-
-    def postpone(self, future: CrowdFuture, message: Any) -> None:
-        """Cancel the future in a later iteration of the loop."""
-        if not self._later:
-            future.get_loop().call_soon(self._next_iteration)
-        self._later.append((future, message))
-        self.count += 1
-        self._counters.cancelled += 1
-
-    def _next_iteration(self) -> None:
-        self.cancel(MAX_PER_ITERATION)
-        if self._later:
-            self._later[0][0].get_loop().call_soon(self._next_iteration)
-
-    def cancel(self, most: int) -> None:
-        """Cancel up to `most` futures now, first come, first served."""
-        for _ in range(min(most, len(self._later))):
-            future, message = self._later.popleft()
-            future.cancel_now(message)
-
-
-class CrowdPlace(Protocol):
-    """The owner of a `CrowdFuture`."""
-
-    def cancelled_later(self, future: CrowdFuture) -> None:
-        """Pass the future over from now on: it will be cancelled in a later iteration."""
-
-
-class CrowdFuture(asyncio.Future[None]):
-    """A future for one of very many waiting tasks: `Departures` decides when a cancel applies."""
-
-    __slots__ = ("_departures", "_leaving", "_place")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, place: CrowdPlace, departures: Departures
-    ) -> None:
-        super().__init__(loop=loop)
-        self._place = place
-        self._departures = departures
-        self._leaving = False
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Cancel the future in a later iteration of the loop. Nothing else ends it from now on."""
-        if self.done() or self._leaving:
-            return not self.done()
-        self._leaving = True
-        self._place.cancelled_later(self)
-        self._departures.postpone(self, msg)
-        return True
-
-    def cancel_now(self, message: Any) -> None:
-        """Cancel the future immediately."""
-        super().cancel(message)
-
-
-def _pass() -> Offer:
-    return PASSED
 
 
 def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:

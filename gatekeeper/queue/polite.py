@@ -315,11 +315,11 @@ class PoliteQueue:
         of each host that has URLs. The URLs stay; see `pacing.own_wait` for child tasks.
         """
         waiting: TaskWait[Any] | None = None
-        entrance, getters = self._entrance, self._getters
-        entered = late = entrance.crowded
-        if entered:  # First of all, since many tasks may start in one iteration of the loop.
-            await entrance.queue_up()
-            entrance.entered()
+        late, before = False, self._entrance.enter()
+        if before is not None:
+            await before
+            self._entrance.entered()
+            late, before = True, None  # drop the future: many waiters below would keep theirs
         try:
             while True:
                 if self._closed or self._callbacks.errors or self._callbacks.busy:
@@ -327,15 +327,11 @@ class PoliteQueue:
                     await self._callbacks.wait()
                     continue
                 # A late task goes after the waiting ones, one of which was woken for what is ready.
-                queued = None if late and getters else self._queues.next_ready()
+                queued = None if late and self._getters else self._queues.next_ready()
                 if queued is None:
-                    free = entered or len(getters) < MAX_PER_ITERATION
-                    before = None if free else entrance.enter()
-                    entered, late = True, before is not None
-                    if before is None:
-                        waiting = self._begin_wait(waiting)
-                    await (before or getters.wait())
-                    entrance.entered(late)
+                    late = False
+                    waiting = self._begin_wait(waiting)
+                    await self._getters.wait()
                     continue
                 denied = self._denied
                 entry, lease = self._try(queued)
