@@ -111,8 +111,6 @@ class ScopeQueue:
     """
 
     scope: Scope
-    id: int
-    """Its index in the list of all queues."""
     place: QueuePlace = _HELD
     due: float = -INF
     """Its valid moment while it is TIMED; other entries are stale."""
@@ -231,9 +229,6 @@ class Remote(Protocol):
 
 _MIN_UNPROVEN = 16
 """If `pacing.max_in_flight` is no more than this, unproven hosts may use all of it."""
-_MAX_SPARE = 4096
-"""Most retired queues that are kept for reuse, so that a host with an occasional waiter needs no
-queue of its own."""
 
 
 class Queues:
@@ -254,9 +249,8 @@ class Queues:
         """Entries of `_by_moment` that are no longer valid."""
         self._max_stale = 1024
         """Number of stale entries above which they are swept out."""
-        self._queues: list[ScopeQueue | None] = []
-        self._free: list[int] = []
-        self._spare: list[ScopeQueue] = []
+        self._all: dict[ScopeQueue, None] = {}
+        """An ordered set."""
         self.outlasted: dict[Waiter, None] = {}
         """Waiters for `pop_outlasted`."""
 
@@ -360,24 +354,23 @@ class Queues:
         """Refuse every waiter. Each gets an error of its own: an error that many tasks raise would
         keep the tracebacks of all of them.
         """
-        for queue in self._queues:
-            for waiter in queue.waiters() if queue is not None else ():
-                if queue is not None and not waiter.gone:
+        for queue in list(self._all):  # a callback of a waiter may add or remove one
+            for waiter in queue.waiters():
+                if not waiter.gone:
                     self.served(queue, waiter)
                     waiter.refuse(error())
 
     def ask_again(self, now: float) -> None:
         """Let every queue ask the ledger again, as its answers may differ now. `Engine.run` must
         follow."""
-        for queue in self._queues:
-            if queue is not None and queue.token:
+        for queue in self._all:
+            if queue.token:
                 queue.ask_at = now
                 self.reposition(queue.scope, now)
 
     def waiters(self) -> list[Waiter]:
         """Return all waiters that have not left, in no particular order."""
-        queues = [queue for queue in self._queues if queue is not None]
-        return [one for queue in queues for one in queue.waiters() if not one.gone]
+        return [one for queue in self._all for one in queue.waiters() if not one.gone]
 
     # --- places -------------------------------------------------------------------------
 
@@ -424,9 +417,8 @@ class Queues:
 
     def reposition_all(self, now: float) -> None:
         """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
-        for queue in self._queues:
-            if queue is not None:
-                self.reposition(queue.scope, now)
+        for queue in self._all:
+            self.reposition(queue.scope, now)
 
     def fall_due(self, now: float) -> None:
         """Make the queues ready whose moment has come, in the order of their moments.
@@ -452,32 +444,16 @@ class Queues:
     def retire(self, queue: ScopeQueue) -> None:
         """Remove a queue that has no waiters and is in no place. A stale heap entry is harmless."""
         queue.scope.queue = None
-        queue.only = None
-        queue.alive = 0
         if queue.place is _TIMED:
             self._count_stale()
         queue.place = _HELD
-        # A queue for which an answer may still arrive is not reused for another host.
-        if queue.has_conditions or queue.parked is not None or len(self._spare) >= _MAX_SPARE:
-            if queue.token and self.remote is not None:
-                self.remote.forget(queue)
-            self._queues[queue.id] = None
-            self._free.append(queue.id)
-        else:
-            queue.heap = None
-            self._spare.append(queue)
+        if queue.token and self.remote is not None:
+            self.remote.forget(queue)
+        del self._all[queue]
 
     def _new(self, scope: Scope) -> ScopeQueue:
-        if self._spare:
-            queue = self._spare.pop()
-            queue.scope = scope
-        elif self._free:
-            number = self._free.pop()
-            queue = self._queues[number] = ScopeQueue(scope, number)
-        else:
-            queue = ScopeQueue(scope, len(self._queues))
-            self._queues.append(queue)
-        scope.queue = queue
+        queue = scope.queue = ScopeQueue(scope)
+        self._all[queue] = None
         return queue
 
     def _count_stale(self) -> None:
