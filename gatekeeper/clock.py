@@ -162,6 +162,20 @@ def number(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
 
 
+NEVER = 1 << 53
+"""Microseconds later than any other time, and still exact as a double in Lua."""
+
+
+def micros(seconds: float) -> int:
+    """Convert seconds to whole microseconds, so that sums are exact and results can be compared
+    with those of a fleet's script. Rounds up, since a longer wait is safe.
+
+    >>> micros(1.0000001)
+    1000001
+    """
+    return min(NEVER, math.ceil(seconds * 1e6))
+
+
 def stamp(clock: Clock) -> Stamp:
     """Return the stamp of this moment."""
     return Stamp(clock.wall(), *boot_of(clock))

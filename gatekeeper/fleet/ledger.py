@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock, SystemClock, micros
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.directory import Directory
@@ -61,7 +61,6 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
     TakeRequest,
     Withheld,
-    micros,
 )
 
 HEARTBEAT_SECONDS = 2.0

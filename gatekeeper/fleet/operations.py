@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gatekeeper.clock import micros
 from gatekeeper.errors import LedgerLost
 from gatekeeper.pacing.ledger import (
     HoldView,
@@ -21,7 +22,6 @@ from gatekeeper.pacing.ledger import (
     ScopeClock,
     ScopeRequest,
     ScopeView,
-    micros,
 )
 
 Operation = tuple[Any, ...]

@@ -2,8 +2,8 @@
 
 `Engine` grants leases of scopes that are due, in the order in which they fall due, and evaluates
 the reports about them. It does no I/O and never waits: it reads time from the clock that it is
-given, hands what must outlive the process to `Promises`, and what other processes must know to a
-`Remote`. `Scheduler` is the asyncio shell around it.
+given, hands what must outlive the process to `Promises`, and what other processes must know to
+`LedgerCalls`. `Scheduler` is the asyncio shell around it.
 
 Invariants that hold between any two calls:
 
@@ -32,7 +32,7 @@ from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing.grants import Grant, OpenLeases
-from gatekeeper.pacing.ledger import Report
+from gatekeeper.pacing.ledger import LedgerCalls, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
     REFETCH,
@@ -41,7 +41,6 @@ from gatekeeper.pacing.queues import (
     Offer,
     QueuePlace,
     Queues,
-    Remote,
     ScopeQueue,
     UnprovenLeases,
     Waiter,
@@ -56,7 +55,6 @@ from gatekeeper.pacing.scopes import (
     Scope,
     interval_for,
     jittered,
-    report_of,
     usual_interval,
 )
 from gatekeeper.robots.timing import RobotsInterval
@@ -85,7 +83,7 @@ class Engine:
         rng: random.Random,
         timer: SingleTimer | None = None,
         *,
-        remote: Remote | None = None,
+        remote: LedgerCalls | None = None,
         on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         self.clock = clock
@@ -97,9 +95,9 @@ class Engine:
             timer = SingleTimer(clock, bool)
             timer.hold()
         self.timer = timer
-        self.queues: Queues = Queues(timer)
+        self.queues: Queues = Queues(timer, None if remote is None else remote.forget)
         self.leases: OpenLeases = OpenLeases()
-        self.remote = self.queues.remote = remote
+        self.remote = remote
         self._usual_interval = lru_cache(_MAX_INTERVALS)(usual_interval)
         self.promises: Promises | None = None
         """Makes clocks durable; None while the engine is not open, or if there is no storage."""
@@ -632,3 +630,12 @@ class Engine:
             self.remote.report(report_of(scope, now))
         if self.promises is not None:
             self.promises.remember(scope, now)
+
+
+def report_of(scope: Scope, now: float) -> Report:
+    """Return the report for other processes about a scope that was refused or blocked."""
+    history = scope.ensure_history()
+    taught, seconds = history.back_off, max(0.0, history.blocked_until - now)
+    if taught is None or not taught.slowed:
+        return Report(scope.name, seconds, history.reason)
+    return Report(scope.name, seconds, history.reason, taught.slowed, max(0.0, taught.try_at - now))

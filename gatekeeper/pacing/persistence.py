@@ -25,7 +25,7 @@ from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, BudgetSpent, Rules, ScopeSettings, Usage
-from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory, clock_of
+from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
 
@@ -376,6 +376,19 @@ def _is_shared(record: ClockRecord) -> bool:
     return record.scope.startswith(SHARED_PREFIXES)
 
 
+def _clock_of(scope: Scope, now: float) -> ScopeClock:
+    """Return the state of a scope, for a ledger that has lost its data."""
+    age = None if scope.basis == -INF else now - scope.basis
+    history = scope.history
+    if history is None:
+        return ScopeClock(scope.name, age, scope.interval)
+    blocked = max(0.0, history.blocked_until - now)
+    clock = ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
+    if (used := history.usage) is None or now >= used.began + DAY:
+        return clock
+    return clock._replace(day=now - used.began, pages=used.pages, bytes=used.bytes)
+
+
 _EVICTED_SHARE = 16
 """At the limit, one in this many scopes is removed, so that the limit is not met each time."""
 _SEARCH_PAUSE = 1e-5
@@ -433,7 +446,7 @@ class ScopeMemory:
         A clock without a name represents the scopes that were moved to the storage."""
         rest = [ScopeClock("")] if self.spilled else []
         return rest + [
-            clock_of(scope, now)
+            _clock_of(scope, now)
             for scope in list(self.scopes.values())
             if scope.due_at(events=False) > now
             or ((past := scope.history) is not None and (past.paused or past.usage is not None))

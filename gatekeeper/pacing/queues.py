@@ -21,13 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
 from gatekeeper.clock import SingleTimer
-from gatekeeper.pacing.ledger import Outcome, Report
-from gatekeeper.pacing.rules import DailyBudget
 from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.robots.timing import RobotsInterval
 
@@ -193,40 +191,6 @@ class ScopeQueue:
         return max(due, self.ask_at)
 
 
-class Remote(Protocol):
-    """A ledger outside this process, asked after the engine has agreed to a start."""
-
-    def holds(
-        self,
-        queue: ScopeQueue,
-        interval: float,
-        guess: bool,
-        now: float,
-        budget: DailyBudget | None = None,
-    ) -> bool:
-        """Return True if the ledger granted this start, with this interval in seconds. Otherwise
-        ask it; the answer comes through `Queues.answered`. `guess`, `budget`: see
-        `ScopeRequest`."""
-
-    def granted(self, queue: ScopeQueue) -> Any:
-        """Take the queue's hold out, for the lease that was granted by it."""
-
-    def adopt(self, scopes: tuple[str, ...]) -> Any:
-        """Return a hold for a request that an earlier process sent."""
-
-    def head(self, hold: Any) -> None:
-        """Note that the response head arrived, or that the request failed."""
-
-    def end(self, hold: Any, outcome: Outcome) -> None:
-        """Note that the lease ended."""
-
-    def report(self, report: Report) -> None:
-        """Send a report about a scope to the other processes."""
-
-    def forget(self, queue: ScopeQueue) -> None:
-        """Note that the queue has no waiters any more."""
-
-
 _MIN_UNPROVEN = 16
 """If `pacing.max_in_flight` is no more than this, unproven hosts may use all of it."""
 
@@ -234,11 +198,14 @@ _MIN_UNPROVEN = 16
 class Queues:
     """All queues, in the order in which they fall due. `timer` is set for the next one."""
 
-    def __init__(self, timer: SingleTimer) -> None:
+    def __init__(
+        self, timer: SingleTimer, forget: Callable[[ScopeQueue], None] | None = None
+    ) -> None:
+        """`forget` is notified of a queue without waiters for which the ledger was asked."""
         self.timer = timer
+        self._forget = forget
         self.waiting: int = 0
         """Number of waiters in all queues."""
-        self.remote: Remote | None = None
         self.ready: deque[ScopeQueue] = deque()
         """Queues that are due, in the order in which they became so."""
         self.moments: list[float] = []
@@ -447,8 +414,8 @@ class Queues:
         if queue.place is _TIMED:
             self._count_stale()
         queue.place = _HELD
-        if queue.token and self.remote is not None:
-            self.remote.forget(queue)
+        if queue.token and self._forget is not None:
+            self._forget(queue)
         del self._all[queue]
 
     def _new(self, scope: Scope) -> ScopeQueue:

@@ -26,14 +26,21 @@ from gatekeeper.clock import (
 )
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
-from gatekeeper.pacing.engine import Engine
+from gatekeeper.pacing.engine import Engine, report_of
 from gatekeeper.pacing.grants import Grant
-from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
-from gatekeeper.pacing.ledger_calls import Hold, LedgerCallbacks, LedgerCalls
+from gatekeeper.pacing.ledger import (
+    Hold,
+    Ledger,
+    LedgerCallbacks,
+    LedgerCalls,
+    Report,
+    ScopeClock,
+    ScopeView,
+)
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
 from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
-from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, apply_report, report_of
+from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
 from gatekeeper.pacing.waiting import (
     MAX_PER_ITERATION,
     Admit,
@@ -275,7 +282,7 @@ class Scheduler:
         """Apply another process's report about a scope that was refused or blocked."""
         if (scope := self._memory.find_or_block(report.scope, blocked=report.seconds > 0)) is None:
             return
-        apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
+        _apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)
@@ -751,3 +758,23 @@ class Scheduler:
         if self._memory.changes is None:
             self._memory.changes = []
         return self._memory.scopes, self._memory.changes
+
+
+def _apply_report(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
+    """Apply another process's report about a scope as if the response had come to this one."""
+    if not (report.seconds or report.interval):
+        if scope.history is not None:
+            scope.history.unblock()
+        return
+    history = scope.ensure_history()
+    if report.seconds > 0:
+        history.block(now + report.seconds, report.reason)
+        history.probing = True
+    known = 0.0 if history.back_off is None else history.back_off.slowed
+    if report.seconds > 0 and report.interval > known * ROUNDING:
+        history.back_off = BackOff()
+        history.back_off.restore(
+            report.interval / 2.0, 0, now, report.interval_for, history.blocked_until, pacing
+        )
+    elif report.seconds <= 0 and report.interval > 0:
+        scope.interval = max(scope.interval, report.interval)

@@ -20,7 +20,6 @@ import msgspec
 
 from gatekeeper.clock import number, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings, Usage
 from gatekeeper.robots.timing import RobotsInterval
 
@@ -32,7 +31,7 @@ DURABLE = 1.0
 and so outlive the process. One record that a process was running covers the shorter ones."""
 PROVEN = 2
 """Number of requests in a row that a host has to answer to count as one that answers."""
-_ROUNDING = 1.0 + 1e-9
+ROUNDING = 1.0 + 1e-9
 """Relative tolerance of comparisons: halving what was doubled may be off by a rounding error."""
 
 
@@ -226,7 +225,7 @@ class BackOff:
 
     def _eases(self) -> bool:
         """Return True if good responses and quiet time shorten the interval in force."""
-        return self.slowed > (2.0 * self.refused * _ROUNDING if self.trial == INF else 0.0)
+        return self.slowed > (2.0 * self.refused * ROUNDING if self.trial == INF else 0.0)
 
     def _eases_by(self, pacing: PacingConfig) -> float:
         """Return when time alone next shortens the interval."""
@@ -252,7 +251,7 @@ class BackOff:
         self.good_responses = 0
 
     def _usual_enough(self, seconds: float, pacing: PacingConfig) -> bool:
-        return seconds <= (self._usual or pacing.backoff_floor) * _ROUNDING
+        return seconds <= (self._usual or pacing.backoff_floor) * ROUNDING
 
 
 def _clock(ahead: float, wall: float) -> str:
@@ -592,48 +591,6 @@ def _for_now(
             (history.rate_limit, f"RateLimit field: one in {number(history.rate_limit)} s")
         )
     return parts
-
-
-def report_of(scope: Scope, now: float) -> Report:
-    """Return the report for other processes about a scope that was refused or blocked."""
-    history = scope.ensure_history()
-    taught, seconds = history.back_off, max(0.0, history.blocked_until - now)
-    if taught is None or not taught.slowed:
-        return Report(scope.name, seconds, history.reason)
-    return Report(scope.name, seconds, history.reason, taught.slowed, max(0.0, taught.try_at - now))
-
-
-def clock_of(scope: Scope, now: float) -> ScopeClock:
-    """Return the state of a scope, for a ledger that has lost its data."""
-    age = None if scope.basis == -INF else now - scope.basis
-    history = scope.history
-    if history is None:
-        return ScopeClock(scope.name, age, scope.interval)
-    blocked = max(0.0, history.blocked_until - now)
-    clock = ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
-    if (used := history.usage) is None or now >= used.began + DAY:
-        return clock
-    return clock._replace(day=now - used.began, pages=used.pages, bytes=used.bytes)
-
-
-def apply_report(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
-    """Apply another process's report about a scope as if the response had come to this one."""
-    if not (report.seconds or report.interval):
-        if scope.history is not None:
-            scope.history.unblock()
-        return
-    history = scope.ensure_history()
-    if report.seconds > 0:
-        history.block(now + report.seconds, report.reason)
-        history.probing = True
-    known = 0.0 if history.back_off is None else history.back_off.slowed
-    if report.seconds > 0 and report.interval > known * _ROUNDING:
-        history.back_off = BackOff()
-        history.back_off.restore(
-            report.interval / 2.0, 0, now, report.interval_for, history.blocked_until, pacing
-        )
-    elif report.seconds <= 0 and report.interval > 0:
-        scope.interval = max(scope.interval, report.interval)
 
 
 def jittered(seconds: float, share: float, rng: random.Random) -> float:

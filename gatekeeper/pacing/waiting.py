@@ -24,8 +24,7 @@ from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
-from gatekeeper.pacing.ledger import ScopeView
-from gatekeeper.pacing.ledger_calls import LedgerCalls
+from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.rules import DAY, BudgetSpent, DailyBudget, Usage
@@ -373,7 +372,7 @@ class HostHoldups:
             found.append(HostHoldup("storage", host, INF, unkept))
         if self._remote is not None:
             interval = 0.0 if scope is None else scope.interval
-            why, seconds = self._remote.withheld(self._memory.names(host, scope), interval)
+            why, seconds, _ = self._remote.withheld(self._memory.names(host, scope), interval)
             if why:
                 found.append(HostHoldup("fleet", host, now + seconds, why))
         return found + clocks
@@ -458,7 +457,8 @@ class HostHoldups:
         scope = self._memory.scopes.get(host)
         if scope is None and self._memory.rules.pacing.address_interval is not None:
             return None  # the address decides, which is looked up later
-        return self._remote.served_elsewhere(self._memory.names(host, scope))
+        why, _, elsewhere = self._remote.withheld(self._memory.names(host, scope))
+        return LedgerLost(why) if elsewhere else None
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why the host gets no lease for a page today, as far as this process knows."""

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import NEVER, Clock, micros
 from gatekeeper.pacing.ledger import (
     HOLD,
     LAPSE,
     MAX_TICKETS,
-    NEVER,
     End,
     Granted,
     HoldView,
@@ -27,7 +26,6 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     ScopeView,
     TakeRequest,
-    micros,
 )
 from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings
 from gatekeeper.pacing.scopes import INF, Scope, ScopeHistory

@@ -15,6 +15,8 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import (
+    MAX_FLIGHTS,
+    SPACING,
     End,
     Granted,
     LedgerListener,
@@ -23,7 +25,6 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     TakeRequest,
 )
-from gatekeeper.pacing.ledger_calls import MAX_FLIGHTS, SPACING
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.memory_ledger import MemoryLedger
