@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gatekeeper.clock import SingleTimer
+from gatekeeper.clock import DueHeap, SingleTimer
 from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.robots.timing import RobotsInterval
 
@@ -218,8 +218,10 @@ class Queues:
         """Number of stale entries above which they are swept out."""
         self._all: dict[ScopeQueue, None] = {}
         """An ordered set."""
-        self.outlasted: dict[Waiter, None] = {}
-        """Waiters for `pop_outlasted`."""
+        self.deadlines: DueHeap[Waiter] = DueHeap(
+            lambda _, waiter: not waiter.gone, lambda: self.waiting
+        )
+        """When waiters give up. The scheduler tells them."""
 
     # --- waiters ------------------------------------------------------------------------
 
@@ -282,15 +284,8 @@ class Queues:
         until = -INF if blocked.history is None else blocked.history.blocked_until
         for waiter in queue.waiters() if until > now else ():
             if not (waiter.gone or waiter.fetching) and waiter.outlasted(until, now):
-                self.outlasted[waiter] = None
-        if self.outlasted:
-            self.timer.set_no_later(now)
-
-    def pop_outlasted(self, most: int) -> list[Waiter]:
-        """Take out up to `most` waiters that a block leaves nothing to wait for. Some may have
-        left."""
-        told = self.outlasted
-        return [told.popitem()[0] for _ in range(min(most, len(told)))]
+                self.deadlines.add(now, waiter)
+                self.timer.set_no_later(now)
 
     def start_fetching(self, queue: ScopeQueue, waiter: Waiter) -> None:
         """Send a waiter to fetch robots.txt. It keeps its place."""

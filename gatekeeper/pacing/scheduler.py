@@ -17,7 +17,6 @@ import msgspec
 
 from gatekeeper.clock import (
     Clock,
-    DueHeap,
     SingleTimer,
     block_end,
     deadline,
@@ -38,7 +37,7 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
 )
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
+from gatekeeper.pacing.queues import ROBOTS, Counters, ScopeQueue, Waiter
 from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
 from gatekeeper.pacing.waiting import (
@@ -66,22 +65,13 @@ ROUND_TRIP = 2.0  # Seconds that a ledger may take to answer a caller that does 
 _MAX_REFETCHES = 5
 
 
-class PacingStats(msgspec.Struct, frozen=True):
+class PacingStats(Counters, frozen=True, kw_only=True):
     """Sizes of a scheduler now, and counters since its start."""
 
     scopes: int
     waiting: int
     in_flight: int
     granted: int
-    robots: int
-    refused: int
-    refetches: int
-    cancelled: int
-    timeouts: int
-    expired: int
-    given_back: int
-    passed_on: int
-    blocks: int
     promises: int
     evicted: int
     spilled: int
@@ -147,10 +137,6 @@ class Scheduler:
             take_robots, self._engine, self._memory
         )
         """Grants a lease for robots.txt without waiting; see `waiting.take_robots`."""
-        self._deadlines = DueHeap[TaskWaiter](
-            lambda _, waiter: not waiter.gone, lambda: self._queues.waiting
-        )
-        """When waiters give up."""
         self._loop: asyncio.AbstractEventLoop
         self.holdups: HostHoldups = HostHoldups(
             self._memory, self._engine, clock, self._remote, files
@@ -227,20 +213,17 @@ class Scheduler:
         try:
             now = self._clock.monotonic()
             engine.expire(now)
-            for waiter in self._deadlines.pop(now, MAX_PER_ITERATION):
-                self._refuse_late(waiter, now)
-            for outlasted in self._queues.pop_outlasted(MAX_PER_ITERATION):
-                if isinstance(outlasted, TaskWaiter):
-                    self._refuse_late(outlasted, now)
-                elif isinstance(outlasted, DueWatch) and not outlasted.gone:
-                    self._queues.leave(outlasted.scope, outlasted, now)
-                    outlasted.offer()
+            for waiter in self._queues.deadlines.pop(now, MAX_PER_ITERATION):
+                if isinstance(waiter, TaskWaiter):
+                    self._refuse_late(waiter, now)
+                elif isinstance(waiter, DueWatch):
+                    self._queues.leave(waiter.scope, waiter, now)
+                    waiter.offer()
             engine.run(now)
             if self._memory.promises is not None:
                 self._memory.promises.check_wall(now)
         finally:
-            later = min(engine.next_due(), self._deadlines.next())
-            self._timer.set(now if self._queues.outlasted else later)
+            self._timer.set(min(engine.next_due(), self._queues.deadlines.next()))
             self._set_housekeeping()
 
     def _set_housekeeping(self) -> None:
@@ -486,7 +469,7 @@ class Scheduler:
 
     def _set_deadline(self, waiter: TaskWaiter, end: float) -> None:
         waiter.end = end
-        self._deadlines.add(end, waiter)
+        self._queues.deadlines.add(end, waiter)
         self._timer.set_no_later(end)
 
     async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:
@@ -551,17 +534,14 @@ class Scheduler:
     ) -> Grant:
         """Grant a lease in a dry run: decide, count, and move the clocks, but wait for nothing."""
         self._check_open()
-        asked = admit()
-        for _ in range(_MAX_REFETCHES):
-            if isinstance(asked, RobotsInterval):
-                break
+        fetches = 0
+        while not isinstance(asked := admit(), RobotsInterval):
             if refetch is None:
                 raise LeaseTimeout(url, f"{url}: its robots.txt expired")
+            if (fetches := fetches + 1) > _MAX_REFETCHES:
+                self.holdups.refuse_unknown(scope.name)  # A failing storage may be the cause.
+                raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
             await refetch()
-            asked = admit()
-        if not isinstance(asked, RobotsInterval):
-            self.holdups.refuse_unknown(scope.name)  # A failing storage may be the cause.
-            raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         engine, now = self._engine, self._clock.monotonic()
         seconds = engine.derive(scope, asked, now)
         start = max(now, scope.due_at(events=False), scope.clock_at(seconds))

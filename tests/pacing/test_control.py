@@ -95,8 +95,8 @@ async def test_a_fleet_that_tells_what_it_knows_is_named_where_nothing_else_hold
     assert scheduler.holdups.late(A) == (0.0, "")
 
     class Away:
-        def withheld(self, scopes: tuple[str, ...], interval: float) -> tuple[str, float]:
-            return "the fleet's store is away", INF
+        def withheld(self, scopes: tuple[str, ...], interval: float) -> tuple[str, float, bool]:
+            return "the fleet's store is away", INF, False
 
     scheduler.holdups._remote = Away()  # type: ignore[assignment]
     assert scheduler.holdups.late(A) == (0.0, "; the fleet's store is away")
