@@ -308,7 +308,7 @@ class GateQuestions:
         Raises WaitsForItself if the file can't come before a lease of the task ends, or if a lease
         that the task was started under has delayed it for too long.
         """
-        waiting = task and await self.begin_wait(target, task, target.origin)
+        waiting = None if task is None else await self.begin_wait(target, task, target.origin)
         if waiting is None:
             return await get(target.origin)
         try:

@@ -89,10 +89,6 @@ class RobotsPacing:
         elif record.reachable:
             interval = NO_RATE
         self.unpark(host)  # the request shows whether the name exists again
-        if not scopes:  # mostly there is no wait, and no need for a `_GrantWatch`
-            grant = self._scheduler.take_robots(target.url, host, interval)
-            if grant is not None:
-                return grant
         flight = current_flight.get()
         if flight is not None:
             self._waits.file_waits(flight.origin, host, scopes)

@@ -646,9 +646,9 @@ class LedgerCalls:
         """Return the calls that must take effect before any request is granted."""
         ledger, calls = self._ledger, list[_Call]()
         changed = self._pauses.send()
-        for call, paused in ((ledger.pause, True), (ledger.resume, False)):
+        for tell, paused in ((ledger.pause, True), (ledger.resume, False)):
             if of_kind := {name: one for name, one in changed.items() if one is paused}:
-                calls.append((call(list(of_kind)), partial(self._pauses.arrived, of_kind)))
+                calls.append((tell(list(of_kind)), partial(self._pauses.arrived, of_kind)))
         if reports := self._reports.send():
             call = ledger.block(list(reports.values()))
             calls.append((call, partial(self._reports.arrived, reports)))

@@ -24,7 +24,7 @@ import msgspec
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, BudgetSpent, Rules, ScopeSettings, Usage
+from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, Rules, ScopeSettings, Usage
 from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
@@ -474,17 +474,6 @@ class ScopeMemory:
         if scope is None:
             return (host, *self.rules.shared_names(host))
         return (host, *(one.name for one in scope.shared))
-
-    def budget_spent(self, host: str) -> BudgetSpent | None:
-        """Return why no page of the host may be requested today; None if it may, as far as this
-        process knows."""
-        scope = self.find(host)
-        try:
-            if scope is not None:
-                scope.check_budget(self._clock.monotonic())
-        except BudgetSpent as spent:
-            return spent
-        return None
 
     # --- finding and creating -----------------------------------------------------------
 

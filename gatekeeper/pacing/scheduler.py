@@ -37,7 +37,7 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
 )
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import ROBOTS, Counters, ScopeQueue, Waiter
+from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
 from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
 from gatekeeper.pacing.waiting import (
@@ -53,7 +53,6 @@ from gatekeeper.pacing.waiting import (
     needs,
     reopen,
     robots_interval,
-    take_robots,
 )
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK
@@ -65,13 +64,22 @@ ROUND_TRIP = 2.0  # Seconds that a ledger may take to answer a caller that does 
 _MAX_REFETCHES = 5
 
 
-class PacingStats(Counters, frozen=True, kw_only=True):
+class PacingStats(msgspec.Struct, frozen=True):
     """Sizes of a scheduler now, and counters since its start."""
 
     scopes: int
     waiting: int
     in_flight: int
     granted: int
+    robots: int
+    refused: int
+    refetches: int
+    cancelled: int
+    timeouts: int
+    expired: int
+    given_back: int
+    passed_on: int
+    blocks: int
     promises: int
     evicted: int
     spilled: int
@@ -133,10 +141,6 @@ class Scheduler:
         self.take: Callable[..., Grant | None] = self._engine.take
         """`take(url, host, asked)` grants a lease without waiting, or returns None; see
         `Engine.take`."""
-        self.take_robots: Callable[[str, str, RobotsInterval], Grant | None] = partial(
-            take_robots, self._engine, self._memory
-        )
-        """Grants a lease for robots.txt without waiting; see `waiting.take_robots`."""
         self._loop: asyncio.AbstractEventLoop
         self.holdups: HostHoldups = HostHoldups(
             self._memory, self._engine, clock, self._remote, files
@@ -420,12 +424,9 @@ class Scheduler:
         scope = self._memory.host(host)
         watch = DueWatch(scope, callback, priority, longest)
         now = self._clock.monotonic()
-        self._engine.take(
-            "", host, None, now, admit=watch.offer
-        )  # nobody waits: no queue is needed
-        if not watch.called and (held := self.held(host)) and longest < held[0] < INF:
+        if (held := self.held(host)) and longest < held[0] < INF:
             watch.offer()
-        if not watch.called and self._queues.join(scope, watch, now):
+        elif self._queues.join(scope, watch, now):
             self._engine.run(now)
 
         def cancel() -> None:

@@ -109,7 +109,7 @@ class DueWatch(Waiter):
     """Calls a callback when a host is due. It takes no lease and needs no robots.txt, so nothing is
     delivered to it and it is never sent away."""
 
-    __slots__ = ("callback", "called", "longest", "scope")
+    __slots__ = ("callback", "longest", "scope")
 
     def __init__(
         self, scope: Scope, callback: Callable[[], object], priority: float, longest: float
@@ -119,11 +119,9 @@ class DueWatch(Waiter):
         self.callback: Callable[[], object] = callback
         self.longest: float = longest
         """A block that lasts longer than this is reported as well, in seconds."""
-        self.called: bool = False
 
     def offer(self) -> Offer:
         """Call the callback, and leave the lease to the next waiter."""
-        self.called = True
         self.callback()
         return PASSED
 
@@ -379,8 +377,7 @@ class HostHoldups:
 
     def state(self, scope: Scope, now: float) -> HostState:
         """Return the state of the host with that scope."""
-        found = self.of(scope.name, scope, now)
-        return state_by(found) if found else "free"
+        return state_by(self.of(scope.name, scope, now))
 
     def due(self, scope: Scope, now: float) -> float:
         """Return when the host with that scope may be asked, as far as is known before its open
@@ -462,7 +459,13 @@ class HostHoldups:
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why the host gets no lease for a page today, as far as this process knows."""
-        return self._memory.budget_spent(host) if self._engine.budgeted else None
+        scope = self._memory.find(host) if self._engine.budgeted else None
+        try:
+            if scope is not None:
+                scope.check_budget(self._clock.monotonic())
+        except BudgetSpent as spent:
+            return spent
+        return None
 
     @property
     def unavailable(self) -> str:
@@ -665,21 +668,3 @@ def robots_interval(scope: Scope, asked: RobotsInterval | None) -> RobotsInterva
         if scope.derived is UNDERIVED and DURABLE < scope.interval < LONGEST:
             return RobotsInterval(scope.interval, _EARLIER)
     return scope.asked if asked is None else asked
-
-
-def take_robots(
-    engine: Engine, memory: ScopeMemory, url: str, host: str, asked: RobotsInterval
-) -> Grant | None:
-    """Grant a lease for robots.txt without waiting and without reading the storage. Return None if
-    that is not possible. Raises LeaseTimeout if there is no room for the host."""
-    scope = memory.scopes.get(host)
-    if scope is None:
-        if memory.may_be_stored:
-            return None
-        memory.admit(host)
-        scope = memory.new_host(host)
-    grant = engine.take(url, host, robots_interval(scope, asked), scope=scope)
-    if grant is not None:
-        engine.counters.robots += 1
-        engine.release_unproven(grant, grant.start_at)
-    return grant

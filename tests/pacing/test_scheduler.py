@@ -212,24 +212,6 @@ async def test_robots_go_before_pages_and_start_the_clock(
     assert visitor.starts == [("page", 0.0), ("robots", 1.0), ("next page", 2.5)]
 
 
-async def test_a_robots_lease_that_can_be_had_at_once_takes_no_wait_and_no_other_does(
-    visitor: Visitor, clock: VirtualClock
-) -> None:
-    scheduler, asked = visitor.scheduler, RobotsInterval(1.0, "x")
-    first = scheduler.take_robots("r", A, asked)
-    assert first is not None
-    assert scheduler.take_robots("r", A, asked) is None, "one at a time"
-    first.release()
-    assert scheduler.take_robots("r", A, asked) is None, "its clock was started"
-    clock.advance(1.0)
-    second = scheduler.take_robots("r", A, asked)
-    assert second is not None
-    second.release()
-    scheduler.block(B, clock.wall() + 60.0, "x")
-    assert scheduler.take_robots("r", B, asked) is None
-    assert scheduler.stats().robots == 2
-
-
 async def test_an_expired_policy_gives_the_turn_to_robots_and_keeps_the_place(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
