@@ -221,24 +221,15 @@ class Engine:
         """Apply the interval that robots.txt asks for to a request that starts now. Return False
         if the request may not start now by that interval."""
         same = asked is scope.asked or asked == scope.asked
-        if same and scope.history is None and scope.derived is not UNDERIVED:
-            seconds = scope.derived.seconds
-        else:
-            seconds = self.derive(scope, asked, now)
-        return seconds == scope.interval or self.set_interval(scope, seconds, now, same)
-
-    def set_interval(
-        self, scope: Scope, seconds: float, now: float, same_text: bool = False
-    ) -> bool:
-        """Apply a changed interval to a request that starts now. Return False if the request may
-        not start now by that interval.
-
-        `same_text`: robots.txt asks for the same as before. Then the interval has changed because
-        another cause of slowing ended, not because another origin of the host asks for less."""
+        seconds = self.derive(scope, asked, now)
+        if seconds == scope.interval:
+            return True
         if seconds > scope.interval and (scope.unheaded or scope.clock_at(seconds) > now):
             self._lengthen(scope, seconds, now)
             return False
-        if seconds <= DURABLE < scope.interval < LONGEST and not same_text:
+        # If robots.txt asks for the same as before, another cause of slowing ended. If not, another
+        # origin of the host asks for less.
+        if seconds <= DURABLE < scope.interval < LONGEST and not same:
             self._memory.longer_intervals[scope.name] = scope.interval
         scope.interval = jittered(seconds, self._jitter, self._rng)
         return True

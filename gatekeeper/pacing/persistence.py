@@ -19,9 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
-
-from gatekeeper.clock import Clock, Stamp, boot_of
+from gatekeeper.clock import Clock, Stamp, boot_of, stamp
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, Rules, ScopeSettings, Usage
@@ -36,8 +34,6 @@ _JUMP_SECONDS = 1.0
 _RECENT_SECONDS = 10.0
 """At a clean end, hosts asked within this many seconds are stored whatever their interval: the next
 run may learn that they ask for a longer one, which counts from that last request."""
-_TIME_FIELDS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at", "day_at")
-"""The fields of a record that are wall seconds; 0: not set."""
 
 _NO_HISTORY = ScopeHistory()
 
@@ -84,15 +80,16 @@ class Promises:
         for record in records:
             if record.scope == RUNNING:
                 continue
-            if len(self._memory.scopes) < self._memory.rules.pacing.max_hosts or _is_shared(record):
+            most = self._memory.rules.pacing.max_hosts
+            room = len(self._memory.scopes) < most or _is_shared(record)
+            left += not room
+            if room or moved:
                 scope = self.restore(record, now)
                 if moved and (scope.history is not None or self._matters(scope, now)):
                     # The storage's upkeep forgets old records, by the wall clock.
                     self.keep(scope, now)
-            else:
-                left += 1
-                if moved:
-                    self._storage.put_clock(self._reconverted(record))
+                if not room:
+                    self._memory.drop(scope)
         with contextlib.suppress(StorageError):
             self.mark()
         return left
@@ -109,7 +106,9 @@ class Promises:
     def mark(self) -> None:
         """Store the record that shows the next run a crash. Raises StorageError. No lease may be
         granted before it is written, since nothing else covers clocks of up to a second."""
-        self._write(self._stamped(ClockRecord(scope=RUNNING, next_at=0.0, paused=True)))
+        wall, boot, at = stamp(self._clock)
+        stamps = {"made_at": wall, "boot_id": boot, "boot_at": at}
+        self._write(ClockRecord(scope=RUNNING, next_at=0.0, paused=True, **stamps))
 
     @property
     def marked(self) -> bool:
@@ -149,22 +148,6 @@ class Promises:
             return False
         _log_jump(moved, "while no gatekeeper ran here, ")
         return True
-
-    def _stamped(self, record: ClockRecord) -> ClockRecord:
-        boot = boot_of(self._clock)
-        return msgspec.structs.replace(
-            record, made_at=self._clock.wall(), boot_id=boot.id, boot_at=boot.seconds
-        )
-
-    def _reconverted(self, record: ClockRecord) -> ClockRecord:
-        """Return the record with its times converted to the present wall clock."""
-        shift = self._shift(record, self._clock.wall())
-        moments = {name: getattr(record, name) for name in _TIME_FIELDS}
-        return self._stamped(
-            msgspec.structs.replace(
-                record, **{name: then + shift for name, then in moments.items() if then}
-            )
-        )
 
     def _shift(self, record: ClockRecord, now: float) -> float:
         """Return what to add to a time of the record to get one of the clock that shows `now`."""
@@ -636,18 +619,19 @@ class ScopeMemory:
             if self.matters(scope, now) or self.rules.overridden(scope.name):
                 owed.append(scope)
             else:
-                self._drop(scope)
+                self.drop(scope)
                 self.evicted += 1
         if self.promises is not None:
             for scope in owed[: max(0, len(scopes) - goal)]:
                 self.promises.keep(scope, now)
-                self._drop(scope)
+                self.drop(scope)
                 self.spilled += 1
         if len(scopes) > goal:
             self._in_vain_until = now + len(scopes) * _SEARCH_PAUSE
         return len(scopes) < most
 
-    def _drop(self, scope: Scope) -> None:
+    def drop(self, scope: Scope) -> None:
+        """Remove a scope from memory."""
         del self.scopes[scope.name]
         if self.changes is not None:
             self.changes.append(scope)

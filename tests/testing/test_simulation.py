@@ -5,6 +5,7 @@ import pytest
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.rules import DailyBudget
 from gatekeeper.pacing.scopes import Scope
+from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.simulation import simulate
 
 
@@ -32,12 +33,12 @@ def test_jitter_and_many_slots_break_nothing() -> None:
 def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     from gatekeeper.pacing.engine import Engine
 
-    kept = Engine.set_interval
+    kept = Engine.derive
 
-    def hasty(engine: Engine, scope: Scope, seconds: float, now: float, same: bool = False) -> bool:
-        return kept(engine, scope, max(0.0, seconds - 0.1), now, same)
+    def hasty(engine: Engine, scope: Scope, asked: RobotsInterval, now: float) -> float:
+        return max(0.0, kept(engine, scope, asked, now) - 0.1)
 
-    monkeypatch.setattr(Engine, "set_interval", hasty)
+    monkeypatch.setattr(Engine, "derive", hasty)
     violations = simulate(50, 300).violations
     assert violations["early"] > 100
 
