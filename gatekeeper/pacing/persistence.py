@@ -107,8 +107,10 @@ class Promises:
         """Store the record that shows the next run a crash. Raises StorageError. No lease may be
         granted before it is written, since nothing else covers clocks of up to a second."""
         wall, boot, at = stamp(self._clock)
-        stamps = {"made_at": wall, "boot_id": boot, "boot_at": at}
-        self._write(ClockRecord(scope=RUNNING, next_at=0.0, paused=True, **stamps))
+        record = ClockRecord(
+            scope=RUNNING, next_at=0.0, paused=True, made_at=wall, boot_id=boot, boot_at=at
+        )
+        self._write(record)
 
     @property
     def marked(self) -> bool:

@@ -5,7 +5,7 @@ exists only while there are waiters. `Queues` holds all queues and makes them re
 due. The engine decides which waiter gets a lease.
 
 Between any two calls, a queue with a waiter is in exactly one place: READY (in the deque), TIMED
-(one valid entry among the moments), PARKED (in the deque of one shared scope's queue), SERVING
+(one valid entry among the moments), PARKED (among those of one shared scope's queue), SERVING
 (taken out by the engine), or HELD. A HELD queue is put back by the event that it waits for: the
 head or the end of a lease, a resume, the end of a robots fetch, or an answer of the ledger.
 
@@ -116,12 +116,10 @@ class ScopeQueue:
     heap: list[tuple[float, int, Waiter]] | None = None
     alive: int = 0
     """Number of waiters. The heap may also hold waiters that left."""
-    parked: deque[ScopeQueue] | None = None
+    parked: OrderedDict[ScopeQueue, None] | None = None
     """For a shared scope: queues of hosts that wait for it."""
-    empty_parked: int = 0
-    """Parked queues that have no waiters any more."""
-    parked_in: ScopeQueue | None = None
-    """The shared scope's queue in which this one is parked."""
+    parked_in: OrderedDict[ScopeQueue, None] | None = None
+    """`parked` of the shared scope's queue in which this one is."""
     has_conditions: bool = False
     """It waits for more than its scope, or once did, so `due_at` must be called."""
     fetching: int = 0
@@ -234,8 +232,6 @@ class Queues:
             queue = self._new(scope)
             queue.only, queue.alive = waiter, 1
         else:
-            if queue.parked_in is not None and not queue.alive:
-                queue.parked_in.empty_parked -= 1
             queue.add(waiter)
         if queue.place is _HELD:
             self.reposition(scope, now)
@@ -255,19 +251,17 @@ class Queues:
         if queue is None:
             return False
         queue.alive -= 1
-        waits = queue.place is _HELD or queue.place is _TIMED
-        if not queue.alive:
-            if waits:
-                if waiter.fetching:
-                    queue.fetching -= 1
-                self.retire(queue)
-            elif queue.parked_in is not None:
-                self._count_empty(queue.parked_in)
-        queue.sweep()
         if waiter.fetching:
             waiter.fetching = False
-            if queue.alive or not waits:
-                queue.fetching -= 1
+            queue.fetching -= 1
+        waits = queue.place is _HELD or queue.place is _TIMED
+        if not queue.alive:
+            if queue.parked_in is not None:
+                del queue.parked_in[queue]
+                self.retire(queue)
+            elif waits:
+                self.retire(queue)
+        queue.sweep()
         if not (queue.has_conditions and queue.alive and waits):
             return False  # In other places the queue is examined when it is taken out.
         self.reposition(scope, now)
@@ -440,9 +434,9 @@ class Queues:
         """Park a queue in that of a shared scope, which lets one parked queue at a time try."""
         theirs: ScopeQueue = other.queue or self._new(other)
         if theirs.parked is None:
-            theirs.parked = deque()
-        theirs.parked.append(queue)
-        queue.parked_in = theirs
+            theirs.parked = OrderedDict()
+        theirs.parked[queue] = None
+        queue.parked_in = theirs.parked
         queue.place = _PARKED
         self._find_outlasted(queue, other, now)
         self.reposition(other, now)
@@ -451,24 +445,10 @@ class Queues:
         """Take out the first parked queue, as SERVING; None if there is none."""
         if not queue.parked:
             return None
-        first = queue.parked.popleft()
+        first, _ = queue.parked.popitem(last=False)
         first.parked_in = None
         first.place = _SERVING
-        if not first.alive:
-            queue.empty_parked -= 1
         return first
-
-    def _count_empty(self, theirs: ScopeQueue) -> None:
-        """Count a parked queue that became empty. Sweep empty ones out if there are too many."""
-        theirs.empty_parked += 1
-        parked = theirs.parked
-        if parked is None or theirs.empty_parked <= len(parked) // 4 + _SWEEP_SLACK:
-            return
-        theirs.empty_parked = 0
-        for queue in [queue for queue in parked if not queue.alive]:
-            queue.parked_in = None
-            self.retire(queue)
-        theirs.parked = deque(queue for queue in parked if queue.alive)
 
     # --- answers of a ledger ------------------------------------------------------------
 

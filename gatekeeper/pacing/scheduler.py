@@ -441,10 +441,7 @@ class Scheduler:
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Add a waiter for its host until `end`. Raises if waiting would be in vain."""
         self._check_open()
-        if self._remote is not None and self._remote.away:
-            raise LedgerLost(self._remote.unavailable)
-        if (elsewhere := self.holdups.served_elsewhere(waiter.scope.name)) is not None:
-            raise elsewhere
+        self.holdups.refuse_lost(waiter.scope.name)
         queues = self._queues
         if queues.waiting >= self._pacing.max_waiters:
             raise LeaseTimeout(
@@ -559,16 +556,13 @@ class Scheduler:
 
     # --- operators' actions -------------------------------------------------------------
 
-    def pause(self, host: str) -> None:
-        """Grant no lease of the host until `resume`, also after a restart. `pause`, `resume` and
-        `block` raise StorageError if the change can't be stored; it is in force all the same."""
-        self._pause(host, True)
-
     def resume(self, host: str) -> None:
         """Undo `pause`."""
-        self._pause(host, False)
+        self.pause(host, paused=False)
 
-    def _pause(self, host: str, paused: bool) -> None:
+    def pause(self, host: str, *, paused: bool = True) -> None:
+        """Grant no lease of the host until `resume`, also after a restart. `pause`, `resume` and
+        `block` raise StorageError if the change can't be stored; it is in force all the same."""
         self._memory.host(host).ensure_history().paused = paused
         if self._remote is not None:
             self._remote.pause(host, paused)

@@ -472,15 +472,19 @@ class HostHoldups:
         """Why the fleet's ledger grants nothing at the moment; empty if it does, or without one."""
         return "" if self._remote is None else self._remote.unavailable
 
+    def refuse_lost(self, host: str) -> None:
+        """Raise LedgerLost while the fleet's store is lost, unless this member serves the host."""
+        if self._remote is not None and self._remote.away:
+            raise LedgerLost(self.unavailable)
+        if (elsewhere := self.served_elsewhere(host)) is not None:
+            raise elsewhere
+
     def refuse_unknown(self, host: str) -> None:
         """Raise LedgerLost while the fleet's store is lost, unless this member serves the host, and
         StorageError while no clock can be stored: a host with an unknown interval must not be asked
         for its robots.txt then, since the response would start a clock.
         """
-        if self._remote is not None and self._remote.away:
-            raise LedgerLost(self.unavailable)
-        if (elsewhere := self.served_elsewhere(host)) is not None:
-            raise elsewhere
+        self.refuse_lost(host)
         promises = self._memory.promises
         if promises is not None and promises.exhausted:
             raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
