@@ -22,7 +22,7 @@ from collections.abc import Callable
 from gatekeeper.clock import Clock, Stamp, boot_of, stamp
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, Rules, ScopeSettings, Usage
+from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, Rules, Usage
 from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
@@ -163,8 +163,7 @@ class Promises:
         memory = self._memory
         scope = memory.scopes.get(record.scope)
         if scope is None:
-            begin = memory.new_shared if _is_shared(record) else memory.new_host
-            scope = begin(record.scope)
+            scope = memory.create(record.scope, shared=_is_shared(record))
         self.check_wall(now)
         shift = self._shift(record, now)
         ahead = max(0.0, record.next_at + shift - now)
@@ -477,7 +476,7 @@ class ScopeMemory:
                 for record in found:
                     self.promises.restore(record, now)
             if name not in self.scopes:
-                self.new_host(name)
+                self.create(name, shared=False)
         return self.host(name, extra)
 
     def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
@@ -487,7 +486,7 @@ class ScopeMemory:
         scope = self.find(name)
         if scope is None:
             self.make_room()
-            scope = self.new_host(name)
+            scope = self.create(name, shared=False)
         if extra:
             self.share(scope, extra)
         return scope
@@ -510,8 +509,7 @@ class ScopeMemory:
         the member that was refused may be gone when the ledger loses its data."""
         scope = self.find(name)
         if scope is None and blocked and self.make_room():
-            new = self.new_shared if name.startswith(SHARED_PREFIXES) else self.new_host
-            scope = new(name)
+            scope = self.create(name, shared=name.startswith(SHARED_PREFIXES))
         return scope
 
     def count_from(self, name: str, moment: float) -> None:
@@ -527,26 +525,21 @@ class ScopeMemory:
             scope.shared = tuple(map(self._shared, names))
 
     def _shared(self, name: str) -> Scope:
-        return self.scopes.get(name) or self._restore_nowait(name) or self.new_shared(name)
+        known = self.scopes.get(name) or self._restore_nowait(name)
+        return known or self.create(name, shared=True)
 
-    def new_host(self, name: str) -> Scope:
-        """Create the scope of a host that is unknown, or about to be restored from a record."""
-        scope = self._new(name, self.rules.for_host(name))
-        if not self.rules.plain:
-            self.share(scope, ())
-        return scope
-
-    def new_shared(self, name: str) -> Scope:
-        """Create a scope that several hosts share."""
-        return self._new(name, self.rules.for_shared(name))
-
-    def _new(self, name: str, settings: ScopeSettings) -> Scope:
+    def create(self, name: str, *, shared: bool) -> Scope:
+        """Create the scope of a host, or one that several hosts share (`shared`), which is unknown
+        or about to be restored from a record."""
+        settings = self.rules.for_shared(name) if shared else self.rules.for_host(name)
         scope = self.scopes[name] = Scope(name, settings)
         if self.changes is not None:
             self.changes.append(scope)
         if self.floor_until > -INF:
             # Shorter clocks were not stored, so the scope counts as just used.
             scope.basis, scope.interval = self.floor_until - DURABLE, DURABLE
+        if not (shared or self.rules.plain):
+            self.share(scope, ())
         return scope
 
     def must_keep(self, scope: Scope) -> bool:

@@ -475,6 +475,8 @@ class Counters(msgspec.Struct):
     given_back: int = 0
     passed_on: int = 0
     blocks: int = 0
+    dry_waits: int = 0
+    dry_seconds: float = 0.0
 
 
 class UnprovenLeases:

@@ -149,8 +149,6 @@ class Scheduler:
         self.why: Callable[..., tuple[ClockView, ...]] = self.holdups.why
         self.held: Callable[[str], tuple[float, str] | None] = self.holdups.held
         self._open = False
-        self._dry_waits = 0
-        self._dry_seconds = 0.0
 
     # --- lifecycle ----------------------------------------------------------------------
 
@@ -205,8 +203,6 @@ class Scheduler:
             evicted=memory.evicted,
             spilled=memory.spilled,
             ledger_failures=self._remote.failures if self._remote is not None else 0,
-            dry_waits=self._dry_waits,
-            dry_seconds=self._dry_seconds,
             frozen=engine.frozen,
         )
 
@@ -550,8 +546,8 @@ class Scheduler:
             one.basis = start
         grant.start_at = start
         if (wait := start - now) > 0:
-            self._dry_waits += 1
-            self._dry_seconds += wait
+            engine.counters.dry_waits += 1
+            engine.counters.dry_seconds += wait
         return grant
 
     # --- operators' actions -------------------------------------------------------------
