@@ -44,6 +44,7 @@ from gatekeeper.fleet.operations import (
     report_operation,
     scope_clock,
     scope_view,
+    without_ended_renewals,
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
@@ -454,7 +455,10 @@ class RedisLedger:
         waiting = batches(operations)
         recovering = epoch != self._epoch
         for _ in range(_MAX_ATTEMPTS):
-            waiting += repeated_ends(waiting, self._has_ended)
+            # Ends are sent after a recovery, so what it pushes must hold until they arrive.
+            if not recovering:
+                waiting = without_ended_renewals(waiting, self._has_ended)
+                waiting += repeated_ends(waiting, self._has_ended)
             sent = self._clock.monotonic()
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
