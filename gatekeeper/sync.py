@@ -292,11 +292,7 @@ class SyncGatekeeper:
     def _iterate(self, found: AsyncIterator[_T]) -> Iterator[_T]:
         """Iterate in this thread over what an asynchronous iterator yields in the gate's loop."""
         try:
-            while True:
-                try:
-                    one = self.wait(lambda _: _next(found))
-                except _Exhausted:
-                    return
+            while (one := self.wait(lambda _: _next(found))) is not None:
                 yield one
         finally:
             with suppress(GateClosed):
@@ -643,15 +639,8 @@ class SyncLease:
         return self._gate.do(lambda _: work())
 
 
-class _Exhausted(Exception):
-    """An async generator ended (a coroutine can't raise StopAsyncIteration)."""
-
-
-async def _next(found: AsyncIterator[_T]) -> _T:
-    try:
-        return await anext(found)
-    except StopAsyncIteration:
-        raise _Exhausted from None
+async def _next(found: AsyncIterator[_T]) -> _T | None:
+    return await anext(found, None)
 
 
 async def _close(found: AsyncIterator[object]) -> None:

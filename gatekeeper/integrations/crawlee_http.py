@@ -33,6 +33,7 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
 )
+from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
@@ -46,7 +47,7 @@ from gatekeeper.integrations.hops import (
 from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.robots import product_token
 from gatekeeper.robots.signals import html_in, page_signals
-from gatekeeper.session.polite import guarded_connector, send_once
+from gatekeeper.session.polite import guarded_connector
 from gatekeeper.urls import url_of
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
-from gatekeeper.decision import Decision, refuse
+from gatekeeper.decision import refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -90,8 +90,6 @@ _CANCELLED = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
 _SHOWN_SECONDS = 1.0
 """Timeout in seconds for asking a page for its User-Agent. Playwright waits until the current
 navigation of the page is over."""
-_BATCH_SECONDS = 0.005
-"""Seconds for which the requests of a page are collected for one batch of questions."""
 
 
 async def polite_route(
@@ -142,7 +140,6 @@ class PoliteRoutes:
         self._context = context
         self._gate: Any = gate
         self._exempt = frozenset(exempt)
-        self._decisions = _DecisionBatches(gate)
         self._hops: dict[Request, Hop] = {}
         """Navigations that were sent and have no response yet."""
         self._bodies: dict[Request, BodyInUse] = {}
@@ -233,7 +230,7 @@ class PoliteRoutes:
             agent = other_agent(name, self._gate.user_agent)
             own = self._gate.user_agent
             if request.resource_type not in self._exempt:
-                decision = await self._decisions.ask(url, agent)
+                decision = await self._gate.check(url, user_agent=agent)
                 refuse(decision)
                 own = own or decision.user_agent
             await route.continue_(headers=_headers_with(request, own if name is None else None))
@@ -299,43 +296,3 @@ def _page_of(request: Request) -> Page | None:
     with suppress(Error):  # the frame of a navigation may not exist yet
         return request.frame.page
     return None
-
-
-class _DecisionBatches:
-    """Batches decisions: the requests of a page at the same moment make one call per origin."""
-
-    def __init__(self, gate: Any) -> None:
-        self._gate = gate
-        self._waiting: dict[tuple[str, str | None], list[tuple[str, asyncio.Future[Decision]]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def ask(self, url: str, agent: str | None) -> Decision:
-        """Return the decision about a URL for an agent (None: the gate's). Raises InvalidURL."""
-        key = urls.parse(url).origin, agent
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Decision] = loop.create_future()
-        if key not in self._waiting:
-            self._waiting[key] = []
-            loop.call_later(_BATCH_SECONDS, self._ask_together, key)
-        self._waiting[key].append((url, future))
-        return await future
-
-    def _ask_together(self, key: tuple[str, str | None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask(key[1], self._waiting.pop(key)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _ask(
-        self, agent: str | None, asked: list[tuple[str, asyncio.Future[Decision]]]
-    ) -> None:
-        futures = iter([future for _, future in asked])
-        try:
-            wanted = [url for url, _ in asked]
-            async for decision in self._gate.check_many(wanted, user_agent=agent):
-                future = next(futures)
-                if not future.done():
-                    future.set_result(decision)
-        except Exception as error:  # noqa: BLE001 - raised in each caller of `ask`
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)

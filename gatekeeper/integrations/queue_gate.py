@@ -12,7 +12,7 @@ from datetime import datetime
 from math import inf
 from typing import Any, Final
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
 from gatekeeper import urls
@@ -21,52 +21,38 @@ from gatekeeper.clock import Clock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Denied, LeaseTimeout, SidecarError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.split_dict import SplitDict
 
 MAX_WAIT: Final = 600.0
 """Default of the maximum number of seconds to wait for a deferred request."""
 _MAX_GIVEN_UP: Final = 20_000
 """Maximum number of origins and hosts whose deferral is remembered as too long."""
+_MAX_DEFERRING: Final = 100_000
+"""Maximum number of deferring origins whose time is kept."""
 
 
 class Deferrals:
     """For each origin, since when it has been deferring requests without interruption.
 
-    An origin is forgotten between two and four times `longest` seconds after its last request.
-    Requests that wait for it ask again sooner than that.
+    An origin is forgotten twice `longest` seconds after its last request: requests that wait for it
+    ask again sooner than that. So is the one that was asked about longest ago, beyond a bound.
     """
 
     def __init__(self, clock: Clock, longest: float) -> None:
         self._now = clock.monotonic
-        self._period = 2 * longest
-        self._current = SplitDict[str, float]()
-        """By origin, since when it has been deferring (monotonic): origins of the current period.
-        """
-        self._previous = SplitDict[str, float]()
-        """The same for origins that had no request since the current period began."""
-        self._period_ends = 0.0
-        """When the next period begins and `_current` becomes `_previous`."""
+        self._since: TTLCache[str, float] = TTLCache(_MAX_DEFERRING, 2 * longest, self._now)
 
     def __len__(self) -> int:
-        return self._current.size + self._previous.size
+        return len(self._since)
 
     def waited(self, origin: str) -> float:
         """Note that an origin defers now, and return for how many seconds it has been deferring."""
         now = self._now()
-        if now >= self._period_ends:
-            late = now >= self._period_ends + self._period
-            self._previous = SplitDict() if late else self._current
-            self._current, self._period_ends = SplitDict(), now + self._period
-        since = self._current.get(origin)
-        if since is None:
-            before = self._previous.take(origin)
-            since = self._current[origin] = now if before is None else before
+        since = self._since[origin] = self._since.get(origin, now)
         return now - since
 
     def ended(self, origin: str) -> None:
         """Note that an origin does not defer any more."""
-        self._current.take(origin)
-        self._previous.take(origin)
+        self._since.pop(origin, None)
 
 
 class RefusedLease:
