@@ -53,25 +53,14 @@ class Folder:
         """
         return self._in(lambda folder: os.fdopen(_create_file(folder, name), "w+b"), directory)
 
-    def store(self, data: bytes, path: tuple[str, str], to: tuple[str, str]) -> None:
-        """Write a new file at `path` (its subdirectory and name), then move it to `to`."""
-
-        def write(source: _Directory, target: _Directory) -> None:
-            descriptor = _create_file(source, path[1])
-            try:
-                _write_all(descriptor, data)
-            except BaseException:
-                os.unlink(source[0] + path[1], dir_fd=source[1])
-                raise
-            finally:
-                os.close(descriptor)
-            _move(source, path[1], target, to[1])
-
-        self._in(write, path[0], to[0])
-
     def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
-        self._in(lambda source, target: _move(source, path[1], target, to[1]), path[0], to[0])
+
+        def replace(source: _Directory, target: _Directory) -> None:
+            old, new = source[0] + path[1], target[0] + to[1]
+            os.replace(old, new, src_dir_fd=source[1], dst_dir_fd=target[1])
+
+        self._in(replace, path[0], to[0])
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file, if it exists."""
@@ -129,10 +118,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
     while written < len(data):
         written += os.write(descriptor, memoryview(data)[written:])
-
-
-def _move(source: _Directory, name: str, target: _Directory, to: str) -> None:
-    os.replace(source[0] + name, target[0] + to, src_dir_fd=source[1], dst_dir_fd=target[1])
 
 
 def refuse_links(folder: Path, *names: str) -> None:
