@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Verdict
 from gatekeeper.errors import (
     ConfigError,
@@ -113,7 +114,7 @@ class PoliteRequestManager(RequestManager):
         self._first: set[str] = set()
         """Unique keys of requests that were added to the forefront."""
         self._timers: set[asyncio.Handle] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
 
     async def inner(self) -> RequestManager:
         """Return the manager that stores the requests."""
@@ -344,9 +345,7 @@ class PoliteRequestManager(RequestManager):
     ) -> None:
         def call() -> None:
             self._timers.discard(handle)
-            task = loop.create_task(what(argument))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(what(argument))
 
         loop = asyncio.get_running_loop()
         handle = loop.call_later(seconds, call)

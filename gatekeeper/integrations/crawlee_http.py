@@ -169,9 +169,17 @@ class PoliteHttpClient(HttpClient):
         timeout: timedelta | None = None,
     ) -> HttpCrawlingResult:
         """Fetch a page, following redirects. Called by crawlee."""
-        wanted = _PendingRequest(request.method, request.url, request.headers, request.payload)
+        wanted = _PendingRequest(
+            request.url,
+            method=request.method,
+            headers=request.headers,
+            payload=request.payload,
+            session=session,
+            proxy_info=proxy_info,
+            timeout=timeout,
+        )
         try:
-            page = await self._fetch(wanted, session, proxy_info, timeout, stream=False)
+            page = await self._fetch(wanted)
         except (RequestDenied, RequestInvalidURL) as error:
             if isinstance(error, RequestDenied):
                 _log.info("%s is skipped: %s", request.url, error)
@@ -199,38 +207,16 @@ class PoliteHttpClient(HttpClient):
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
         return plain  # a stored request holds nothing but JSON
 
-    async def send_request(
-        self,
-        url: str,
-        *,
-        method: Any = "GET",
-        headers: HttpHeaders | dict[str, str] | None = None,
-        payload: bytes | None = None,
-        session: Any = None,
-        proxy_info: Any = None,
-        timeout: timedelta | None = None,
-    ) -> HttpResponse:
-        """Fetch a URL, following redirects."""
-        wanted = _PendingRequest(method, url, headers, payload)
-        page = await self._fetch(wanted, session, proxy_info, timeout, stream=False)
-        return page.response
+    async def send_request(self, url: str, **options: Any) -> HttpResponse:
+        """Fetch a URL, following redirects. `options` are those of crawlee's HttpClient: `method`,
+        `headers`, `payload`, `session`, `proxy_info` and `timeout`."""
+        return (await self._fetch(_PendingRequest(url, **options))).response
 
     @asynccontextmanager
-    async def stream(
-        self,
-        url: str,
-        *,
-        method: Any = "GET",
-        headers: HttpHeaders | dict[str, str] | None = None,
-        payload: bytes | None = None,
-        session: Any = None,
-        proxy_info: Any = None,
-        timeout: timedelta | None = None,
-    ) -> AsyncIterator[HttpResponse]:
-        """Fetch a URL, following redirects, to read its body in pieces. The lease is held until the
+    async def stream(self, url: str, **options: Any) -> AsyncIterator[HttpResponse]:
+        """Fetch a URL like `send_request`, to read its body in pieces. The lease is held until the
         context is left."""
-        wanted = _PendingRequest(method, url, headers, payload)
-        page = await self._fetch(wanted, session, proxy_info, timeout, stream=True)
+        page = await self._fetch(_PendingRequest(url, stream=True, **options))
         try:
             yield page.response
         finally:
@@ -250,24 +236,15 @@ class PoliteHttpClient(HttpClient):
 
     # -- hop by hop ----------------------------------------------------------------------
 
-    async def _fetch(
-        self,
-        wanted: _PendingRequest,
-        session: Any,
-        proxy: Any,
-        timeout: timedelta | None,
-        *,
-        stream: bool,
-    ) -> _Page:
+    async def _fetch(self, wanted: _PendingRequest) -> _Page:
         """Return the page at the end of the redirects."""
-        if proxy is not None:
+        if wanted.proxy_info is not None:
             accept_unguarded(self._config, self._accepted, "a proxy")
             if self._client is None:
                 raise ConfigError(
                     "a proxy needs an HTTP client of crawlee's: PoliteHttpClient(gate, "
                     "ImpitHttpClient(follow_redirects=False), guarded=False)"
                 )
-        left = None if timeout is None else timeout.total_seconds()
         loop = asyncio.get_running_loop()
         for _ in range(1 + self._max_redirects):
             try:
@@ -277,8 +254,9 @@ class PoliteHttpClient(HttpClient):
             except GatekeeperError as error:
                 raise _converted(error) from error
             began = loop.time()
-            page = await self._send(hop, wanted, session, proxy, left, stream=stream)
-            left = None if left is None else max(0.001, left - (loop.time() - began))
+            page = await self._send(hop, wanted)
+            if wanted.left is not None:
+                wanted.left = max(0.001, wanted.left - (loop.time() - began))
             location = page.response.headers.get("location")
             if page.response.status_code not in _REDIRECTS or not location:
                 return page
@@ -294,16 +272,7 @@ class PoliteHttpClient(HttpClient):
         status = page.response.status_code
         raise HttpClientStatusCodeError(f"more than {self._max_redirects} redirects", status)
 
-    async def _send(
-        self,
-        hop: Hop,
-        wanted: _PendingRequest,
-        session: Any,
-        proxy: Any,
-        left: float | None,
-        *,
-        stream: bool,
-    ) -> _Page:
+    async def _send(self, hop: Hop, wanted: _PendingRequest) -> _Page:
         """Send one request under its lease."""
         stack = AsyncExitStack()
         headers = wanted.headers | {
@@ -311,9 +280,8 @@ class PoliteHttpClient(HttpClient):
         }
         sent = wanted.headers.get("user-agent")
         try:
-            async with asyncio.timeout(left):
-                opened = self._open(wanted, headers, session, proxy, left, stream=stream)
-                response = await stack.enter_async_context(opened)
+            async with asyncio.timeout(wanted.left):
+                response = await stack.enter_async_context(self._open(wanted, headers))
         except BaseException as error:
             refused = isinstance(error, GatekeeperError | ProxyError)
             hop.failed(
@@ -326,11 +294,11 @@ class PoliteHttpClient(HttpClient):
         body = hop.answered(response.status_code, usual_names(response.headers))
         self._bodies.add(body)
         stack.callback(body.free)
-        if stream:
+        if wanted.stream:
             return _Page(_Counted(response, body), stack)
         page = _Page(response, stack)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(wanted.left):
                 if isinstance(response, _Response):
                     await response.load()
                 body.came(len(await response.read()))
@@ -339,28 +307,21 @@ class PoliteHttpClient(HttpClient):
         return page
 
     def _open(
-        self,
-        wanted: _PendingRequest,
-        headers: dict[str, str],
-        session: Any,
-        proxy: Any,
-        left: float | None,
-        *,
-        stream: bool,
+        self, wanted: _PendingRequest, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[Any]:
         """Return a context manager that sends the request when it is entered."""
         client = self._client
         if client is None:
-            return self._own(wanted, headers, session)
+            return self._own(wanted, headers)
         options: dict[str, Any] = {
             "method": wanted.method,
             "headers": headers,
             "payload": wanted.payload,
-            "session": session,
-            "proxy_info": proxy,
-            "timeout": None if left is None else timedelta(seconds=left),
+            "session": wanted.session,
+            "proxy_info": wanted.proxy_info,
+            "timeout": None if wanted.left is None else timedelta(seconds=wanted.left),
         }
-        if stream:
+        if wanted.stream:
             return client.stream(wanted.url, **options)
 
         @asynccontextmanager
@@ -371,15 +332,15 @@ class PoliteHttpClient(HttpClient):
 
     @asynccontextmanager
     async def _own(
-        self, wanted: _PendingRequest, headers: dict[str, str], session: Any
+        self, wanted: _PendingRequest, headers: dict[str, str]
     ) -> AsyncIterator[_Response]:
-        url = url_of(wanted.url)
+        session = wanted.session
         if session is not None and "cookie" not in headers:
             cookies = session.cookies.get_cookie_string(wanted.url)
             headers = headers | ({"cookie": cookies} if cookies else {})
         async with self._connections().request(
             wanted.method,
-            url,
+            url_of(wanted.url),
             headers=headers,
             data=wanted.payload,
             allow_redirects=False,
@@ -419,13 +380,30 @@ def _follows_by_httpx(client: HttpClient) -> bool:
 class _PendingRequest:
     """A request to be sent; each redirect changes it."""
 
-    def __init__(self, method: str, url: str, headers: Any, payload: bytes | None) -> None:
-        self.method = method
+    def __init__(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Any = None,
+        payload: bytes | None = None,
+        session: Any = None,
+        proxy_info: Any = None,
+        timeout: timedelta | None = None,
+        stream: bool = False,
+    ) -> None:
         self.url = url
+        self.method = method
         self.headers: dict[str, str] = {
             name.lower(): value for name, value in dict(headers or {}).items()
         }
         self.payload = payload
+        self.session = session
+        self.proxy_info = proxy_info
+        self.left = None if timeout is None else timeout.total_seconds()
+        """Seconds that it may still take, without those of waiting for leases."""
+        self.stream = stream
+        """Whether the body is read in pieces, by the caller."""
 
     def redirected(self, status: int, url: str) -> None:
         """Change the request as the Fetch standard specifies (section 4.4, HTTP-redirect fetch)."""
