@@ -21,7 +21,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import date, datetime
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.client.leases import RemoteLease
@@ -46,6 +46,25 @@ _AnyGate = Gatekeeper | RemoteGatekeeper
 
 _CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
+
+
+class AcquireOptions(TypedDict, total=False):
+    """The options of `Gatekeeper.acquire`."""
+
+    priority: int
+    timeout: float | None
+    user_agent: str | None
+    owned: bool
+
+
+class ReportFields(TypedDict, total=False):
+    """What `Lease.report` tells of a request."""
+
+    status: int | None
+    elapsed: float | None
+    retry_after: float | str | None
+    size: int | None
+    rate_limit: str | None
 
 
 class _Call(Generic[_T]):
@@ -348,22 +367,10 @@ class SyncGatekeeper:
         with self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent) as lease:
             yield lease
 
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> SyncLease:
-        """Wait for a lease that `lease.end()` ends. `owned=False`: another thread will use it."""
-        found = self.wait(
-            lambda gate: gate.acquire(
-                url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
-            ),
-            undo=_give_back,
-        )
+    def acquire(self, url: str, **options: Unpack[AcquireOptions]) -> SyncLease:
+        """Wait for a lease that `lease.end()` ends; `options` are those of `Gatekeeper.acquire`.
+        `owned=False`: another thread will use it."""
+        found = self.wait(lambda gate: gate.acquire(url, **options), undo=_give_back)
         return SyncLease(found, self)
 
     def try_acquire(
@@ -445,20 +452,11 @@ class SyncGatekeeper:
         gate_thread = self._running()
         if gate_thread.inside:
             return work(gate_thread.gate)
-        done: Future[_T] = Future()
 
-        def run() -> None:
-            try:
-                _settle(done, work(gate_thread.gate))
-            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
-                _settle(done, error=error)
+        async def call(gate: _AnyGate) -> _T:
+            return work(gate)
 
-        try:
-            gate_thread.expect(done)
-            _post(gate_thread, run)
-            return done.result()
-        finally:
-            gate_thread.pending.discard(done)
+        return self.wait(call)
 
     def post(self, work: Callable[[], object]) -> None:
         """Call `work` in the gate's loop soon, without waiting, from any thread.
@@ -577,25 +575,9 @@ class SyncLease:
             lambda: self.inner.answered(status, retry_after=retry_after, rate_limit=rate_limit)
         )
 
-    def report(
-        self,
-        *,
-        status: int | None = None,
-        elapsed: float | None = None,
-        retry_after: float | str | None = None,
-        size: int | None = None,
-        rate_limit: str | None = None,
-    ) -> None:
+    def report(self, **outcome: Unpack[ReportFields]) -> None:
         """Report the outcome of the request; the first report is final. See `Lease.report`."""
-        self._do(
-            lambda: self.inner.report(
-                status=status,
-                elapsed=elapsed,
-                retry_after=retry_after,
-                size=size,
-                rate_limit=rate_limit,
-            )
-        )
+        self._do(partial(self.inner.report, **outcome))
 
     @property
     def counts_bytes(self) -> bool:
