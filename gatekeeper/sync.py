@@ -48,12 +48,25 @@ _CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
 
 
-class AcquireOptions(TypedDict, total=False):
-    """The options of `Gatekeeper.acquire`."""
+class SitemapOptions(TypedDict, total=False):
+    """The options of `Gatekeeper.sitemaps`."""
+
+    since: datetime | date | None
+    guess: bool
+    max_entries: int | None
+
+
+class LeaseOptions(TypedDict, total=False):
+    """The options of `Gatekeeper.lease`."""
 
     priority: int
     timeout: float | None
     user_agent: str | None
+
+
+class AcquireOptions(LeaseOptions, total=False):
+    """The options of `Gatekeeper.acquire`."""
+
     owned: bool
 
 
@@ -317,18 +330,9 @@ class SyncGatekeeper:
             with suppress(GateClosed):
                 self.wait(lambda _: _close(found))
 
-    def sitemaps(
-        self,
-        origin: str,
-        *,
-        since: datetime | date | None = None,
-        guess: bool = False,
-        max_entries: int | None = None,
-    ) -> SyncSitemaps:
+    def sitemaps(self, origin: str, **options: Unpack[SitemapOptions]) -> SyncSitemaps:
         """Iterate over the pages that the origin's sitemaps list. See `Gatekeeper.sitemaps`."""
-        found: Sitemaps = self.do(
-            lambda gate: gate.sitemaps(origin, since=since, guess=guess, max_entries=max_entries)
-        )
+        found: Sitemaps = self.do(lambda gate: gate.sitemaps(origin, **options))
         return SyncSitemaps(found, self._iterate(found))
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
@@ -349,22 +353,16 @@ class SyncGatekeeper:
     # -- leases ----------------------------------------------------------------------
 
     @contextmanager
-    def lease(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-    ) -> Iterator[SyncLease]:
+    def lease(self, url: str, **options: Unpack[LeaseOptions]) -> Iterator[SyncLease]:
         """Wait until the host is due; the lease is the right to send one request to the URL.
 
-        Use it as `with gate.lease(url) as lease:`. `timeout` is in seconds; the arguments are those
-        of `Gatekeeper.lease`. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout, also
-        if this thread holds the lease that it would wait for. A request for the URL that is sent
-        inside the block, through an adapter or transport of this package, uses this lease.
+        Use it as `with gate.lease(url) as lease:`. `options` are those of `Gatekeeper.lease`:
+        `priority`, `timeout` in seconds, and `user_agent`. Entering raises InvalidURL, Denied,
+        Deferred, or LeaseTimeout, also if this thread holds the lease that it would wait for. A
+        request for the URL that is sent inside the block, through an adapter or transport of this
+        package, uses this lease.
         """
-        with self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent) as lease:
+        with self.acquire(url, **options) as lease:
             yield lease
 
     def acquire(self, url: str, **options: Unpack[AcquireOptions]) -> SyncLease:

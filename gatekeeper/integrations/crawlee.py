@@ -49,15 +49,8 @@ with needs_extra("crawlee", __name__):
         RequestLeaseTimeout,
     )
 
-__all__ = [
-    "PoliteHttpClient",
-    "PoliteRequestManager",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "polite_crawler",
-]
+__all__ = ["PoliteHttpClient", "PoliteRequestManager", "polite_crawler"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _log = logging.getLogger(__name__)
 

@@ -42,14 +42,8 @@ from gatekeeper.integrations.hops import (
 with needs_extra("playwright", __name__):
     from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
 
-__all__ = [
-    "PoliteRoutes",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "polite_route",
-]
+__all__ = ["PoliteRoutes", "polite_route"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _log = logging.getLogger(__name__)
 

@@ -30,31 +30,6 @@ _MAX_DEFERRING: Final = 100_000
 """Maximum number of deferring origins whose time is kept."""
 
 
-class Deferrals:
-    """For each origin, since when it has been deferring requests without interruption.
-
-    An origin is forgotten twice `longest` seconds after its last request: requests that wait for it
-    ask again sooner than that. So is the one that was asked about longest ago, beyond a bound.
-    """
-
-    def __init__(self, clock: Clock, longest: float) -> None:
-        self._now = clock.monotonic
-        self._since: TTLCache[str, float] = TTLCache(_MAX_DEFERRING, 2 * longest, self._now)
-
-    def __len__(self) -> int:
-        return len(self._since)
-
-    def waited(self, origin: str) -> float:
-        """Note that an origin defers now, and return for how many seconds it has been deferring."""
-        now = self._now()
-        since = self._since[origin] = self._since.get(origin, now)
-        return now - since
-
-    def ended(self, origin: str) -> None:
-        """Note that an origin does not defer any more."""
-        self._since.pop(origin, None)
-
-
 class RefusedLease:
     """Takes the place of a lease for a refused URL. The crawler's middleware then rejects the
     request, so that its error handler is called."""
@@ -90,7 +65,9 @@ class Refusals:
     def __init__(self, clock: Clock, max_wait: float) -> None:
         self.clock = clock
         self._max_wait = max_wait
-        self._deferrals = Deferrals(clock, max_wait)
+        # Requests that wait for an origin ask again sooner than it is forgotten.
+        self._deferring = TTLCache[str, float](_MAX_DEFERRING, 2 * max_wait, clock.monotonic)
+        """For each origin, since when it has been deferring requests without interruption."""
 
     def refusal(self, decision: Decision | None) -> RefusedLease | None:
         """Return a refusal for a denial or a deferral that exceeds the maximum wait, else None."""
@@ -98,7 +75,7 @@ class Refusals:
             return None
         paused = decision.reason is Reason.HOST_PAUSED
         if paused or decision.verdict is Verdict.DENY:
-            self._deferrals.ended(decision.origin)
+            self._deferring.pop(decision.origin, None)
             # A paused host is waited for until the operator resumes it.
             return None if paused else RefusedLease(decision, self.clock)
         until, left = decision.retry_at, inf
@@ -110,17 +87,18 @@ class Refusals:
     def _unless_soon(self, who: str, left: float, why: Decision | str) -> RefusedLease | None:
         """Return a refusal if a deferral that ends in `left` seconds exceeds the maximum wait."""
         if who != SIDECAR:
-            self._deferrals.ended(SIDECAR)
-        late = left + self._deferrals.waited(who) > self._max_wait
+            self._deferring.pop(SIDECAR, None)
+        now = self.clock.monotonic()
+        since = self._deferring[who] = self._deferring.get(who, now)
+        late = left + now - since > self._max_wait
         return RefusedLease(why, self.clock) if late else None
 
     def _granted(self, lease: Any) -> Any:
         """Return the lease, after noting that its origin does not defer any more."""
-        if len(self._deferrals):
-            self._deferrals.ended(SIDECAR)
-            # A robots.txt may always be requested, even if retrieving it has failed.
-            if lease.decision.reason is not Reason.ROBOTS_FILE:
-                self._deferrals.ended(lease.decision.origin)
+        self._deferring.pop(SIDECAR, None)
+        # A robots.txt may always be requested, even if retrieving it has failed.
+        if lease.decision.reason is not Reason.ROBOTS_FILE:
+            self._deferring.pop(lease.decision.origin, None)
         return lease
 
     def too_late(self, origin: str, until: float, why: str) -> RefusedLease | None:
@@ -139,7 +117,7 @@ class Refusals:
                 raise
         except LeaseTimeout as error:
             # The origin's deferral may go on: the lease may have waited for its robots.txt.
-            self._deferrals.ended(SIDECAR)
+            self._deferring.pop(SIDECAR, None)
             found = self._late(url, error)
             if found is None:
                 raise

@@ -149,16 +149,9 @@ class GrantingGate(Protocol):
     def clock(self) -> Clock:
         """The clock of the gate."""
 
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> Coroutine[Any, Any, QueueLease]:
-        """Wait for a lease. Raises Denied, Deferred or LeaseTimeout.
+    @property
+    def acquire(self) -> Callable[..., Coroutine[Any, Any, QueueLease]]:
+        """Wait for a lease, as `Gatekeeper.acquire` does. Raises Denied, Deferred or LeaseTimeout.
 
         `owned` False: the lease belongs to no task and is in no context until it is entered.
         """
