@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -201,19 +200,11 @@ class LocalGate:
         self.acquire: Final = gate.acquire
         self.held: Final = parts.scheduler.held
         self.when_due: Final = parts.scheduler.when_due
-        self._take_now = parts.scheduler.take
         self._opened = parts.opened
 
     def take(self, url: str) -> Lease | None:
         """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""
         return self._opened().leases.take(url, None)
-
-    def is_due(self, host: str) -> bool:
-        """Return True if `when_due` would call back immediately, as far as local data can tell."""
-        # `admit` is called only if a lease could be granted; that it returns None refuses it.
-        offered: list[None] = []
-        self._take_now("", host, None, admit=partial(offered.append, None))
-        return bool(offered)
 
 
 def is_distant(gate: object) -> bool:
