@@ -40,6 +40,7 @@ from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,
     Hop,
+    HopErrors,
     accept_unguarded,
     begin,
     usual_names,
@@ -64,31 +65,12 @@ _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _ORIGIN_FIELDS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
-class RequestDenied(Denied, ContextPipelineInterruptedError):
-    """Denied, for crawlee: it drops the request without processing it."""
-
-
-class RequestInvalidURL(InvalidURL, ContextPipelineInterruptedError):
-    """InvalidURL, for crawlee: it drops the request without processing it."""
-
-
-class RequestDeferred(Deferred, RequestThrottledError):
-    """Deferred, for crawlee: it retries the request later."""
-
-
-class RequestLeaseTimeout(LeaseTimeout, RequestThrottledError):
-    """LeaseTimeout, for crawlee: it retries the request later."""
-
-
-def _converted(error: GatekeeperError) -> GatekeeperError:
-    """Convert an error to the class that derives from crawlee's as well."""
-    if isinstance(error, Deferred):
-        return RequestDeferred(error.decision)
-    if isinstance(error, Denied):
-        return RequestDenied(error.decision)
-    if isinstance(error, LeaseTimeout):
-        return RequestLeaseTimeout(error.url, str(error), retry_at=error.retry_at)
-    return RequestInvalidURL(error.url, error.problem) if isinstance(error, InvalidURL) else error
+_ERRORS = HopErrors(__name__, ContextPipelineInterruptedError, later=RequestThrottledError)
+"""Crawlee drops the request without processing it, or retries it later."""
+RequestDenied: type[Denied] = _ERRORS.denied
+RequestDeferred: type[Deferred] = _ERRORS.deferred
+RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
+RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
 class PoliteHttpClient(HttpClient):
@@ -252,7 +234,7 @@ class PoliteHttpClient(HttpClient):
                     self._names.refuse_url(self._gate, wanted.url, wanted.headers.get("user-agent"))
                 hop = await begin(self._gate, wanted.url, wanted.headers.get("user-agent"))
             except GatekeeperError as error:
-                raise _converted(error) from error
+                raise _ERRORS.of(error, wanted) from error
             began = loop.time()
             page = await self._send(hop, wanted)
             if wanted.left is not None:
@@ -266,7 +248,7 @@ class PoliteHttpClient(HttpClient):
                 if not location.strip().lower().startswith(("http:", "https:", "/")):
                     return page  # a redirect to another scheme is not followed
                 await page.close()
-                raise _converted(error) from error
+                raise _ERRORS.of(error, wanted) from error
             await page.close()
             wanted.redirected(page.response.status_code, target)
         status = page.response.status_code
@@ -289,7 +271,7 @@ class PoliteHttpClient(HttpClient):
                 unconnected=error if isinstance(error, _CONNECT_ERRORS) else None,
             )
             if isinstance(error, Denied):  # the guard refused the address
-                raise _converted(self._names.denied(wanted.url, sent)) from error
+                raise _ERRORS.of(self._names.denied(wanted.url, sent), wanted) from error
             raise
         body = hop.answered(response.status_code, usual_names(response.headers))
         self._bodies.add(body)
