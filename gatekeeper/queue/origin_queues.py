@@ -27,8 +27,6 @@ from gatekeeper.errors import refuse_wrong_wait
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.pacing.deadlock import Choice, WaitGraph
-from gatekeeper.pacing.queues import Counters
-from gatekeeper.pacing.waiting import MAX_PER_ITERATION, CrowdFuture, Departures
 from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
 from gatekeeper.urls import host_of
 
@@ -430,7 +428,6 @@ class WaitingTasks:
         self._nothing_to_do = nothing_to_do
         self.futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         """The futures that the tasks await. Read-only for others."""
-        self._departures = Departures(Counters())
 
     def __len__(self) -> int:
         return len(self.futures)
@@ -438,12 +435,7 @@ class WaitingTasks:
     async def wait(self, begun: Callable[[], object] | None = None) -> None:
         """Return when woken. A task that is woken and cancelled passes the wake-up on. `begun` is
         called once the task is among the waiting ones."""
-        future: asyncio.Future[None]
-        loop = asyncio.get_running_loop()
-        if len(self.futures) < MAX_PER_ITERATION:
-            future = loop.create_future()
-        else:
-            future = CrowdFuture(loop, self, self._departures)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.futures[future] = None
         if begun is not None:
             begun()
@@ -454,10 +446,6 @@ class WaitingTasks:
             self.futures.pop(future, None)
             self.wake()
             raise
-
-    def cancelled_later(self, future: asyncio.Future[None]) -> None:
-        """Stop waking a future that is cancelled in a later iteration of the loop."""
-        self.futures.pop(future, None)
 
     def wake(self) -> None:
         """Wake the first task, unless that would be in vain."""
