@@ -49,7 +49,7 @@ from gatekeeper.fleet.operations import (
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, PUSHED, TURN
-from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown, StoreIdentity
+from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown
 from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
@@ -524,7 +524,7 @@ class RedisLedger:
             raise
         self._set_reached()
 
-    async def _determine_epoch(self, identity: StoreIdentity) -> str:
+    async def _determine_epoch(self, identity: str) -> str:
         """Return the current epoch: the stored one if it began on this very server, otherwise a
         new one. The first member to declare it wins."""
         for _ in range(5):
@@ -536,13 +536,13 @@ class RedisLedger:
                     f"fleet.namespace: the keys of {self._prefix} have format {version}, but this "
                     f"version of gatekeeper writes format {FORMAT}: choose another namespace"
                 )
-            if current and server == identity.text:
+            if current and server == identity:
                 return current
             await self._declare(current, identity)
         raise LedgerLost("the members can't agree on the store's epoch")
 
-    async def _declare(self, expected: str, identity: StoreIdentity) -> None:
-        arguments = [expected, secrets.token_hex(4), identity.text]
+    async def _declare(self, expected: str, identity: str) -> None:
+        arguments = [expected, secrets.token_hex(4), identity]
         arguments += [str(micros(self._members.longest_hold)), str(FORMAT)]
         await self._store.script(DECLARE, self._epoch_keys, arguments)
         self._epochs += 1
