@@ -250,25 +250,21 @@ class PoliteRoutes:
             self._bodies[response.request] = hop.answered(response.status, headers)
 
     def _ended(self, request: Request) -> None:
-        self._routed.discard(request)
-        body = self._bodies.pop(request, None)
-        if body is not None:
-            body.free()
-        hop = self._hops.pop(request, None)
-        if hop is not None:
-            failure = request.failure or ""
-            hop.failed(by_network=not any(word in failure for word in _CANCELLED))
+        failure = request.failure or ""
+        self._finish(request, by_network=not any(word in failure for word in _CANCELLED))
 
     def _closed(self, page: Page | None) -> None:
         """Clean up after a closed page, or with None after the context: no events will follow."""
         for request in list(self._routed):
             if page is None or _page_of(request) is page:
-                self._routed.discard(request)
-                body, hop = self._bodies.pop(request, None), self._hops.pop(request, None)
-                if body is not None:
-                    body.free()
-                if hop is not None:
-                    hop.failed(by_network=False)
+                self._finish(request, by_network=False)
+
+    def _finish(self, request: Request, *, by_network: bool) -> None:
+        self._routed.discard(request)
+        if (body := self._bodies.pop(request, None)) is not None:
+            body.free()
+        if (hop := self._hops.pop(request, None)) is not None:
+            hop.failed(by_network=by_network)
 
 
 async def _agent_of(page: Page) -> str | None:
