@@ -426,7 +426,7 @@ def _drop_warning(crawler: Any) -> None:
             _IN_POLITE_CRAWL.reset(token)
 
     crawler.log.addFilter(_is_true)
-    crawler.run = polite_run
+    vars(crawler)["run"] = polite_run
 
 
 def _prepare_browser(gate: Gatekeeper | RemoteGatekeeper, options: dict[str, Any]) -> None:
