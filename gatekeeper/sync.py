@@ -446,15 +446,27 @@ class SyncGatekeeper:
             gate_thread.pending.discard(call.future)
 
     def do(self, work: Callable[[_AnyGate], _T]) -> _T:
-        """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors."""
+        """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors.
+
+        It does not wait for what this thread awaits: a signal handler may call it meanwhile.
+        """
         gate_thread = self._running()
         if gate_thread.inside:
             return work(gate_thread.gate)
+        done: Future[_T] = Future()
 
-        async def call(gate: _AnyGate) -> _T:
-            return work(gate)
+        def run() -> None:
+            try:
+                _settle(done, work(gate_thread.gate))
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
+                _settle(done, error=error)
 
-        return self.wait(call)
+        try:
+            gate_thread.expect(done)
+            _post(gate_thread, run)
+            return done.result()
+        finally:
+            gate_thread.pending.discard(done)
 
     def post(self, work: Callable[[], object]) -> None:
         """Call `work` in the gate's loop soon, without waiting, from any thread.
