@@ -234,7 +234,7 @@ class PoliteHttpClient(HttpClient):
                     self._names.refuse_url(self._gate, wanted.url, wanted.headers.get("user-agent"))
                 hop = await begin(self._gate, wanted.url, wanted.headers.get("user-agent"))
             except GatekeeperError as error:
-                raise _ERRORS.of(error, wanted) from error
+                raise _ERRORS.of(error, wanted.url) from error
             began = loop.time()
             page = await self._send(hop, wanted)
             if wanted.left is not None:
@@ -248,7 +248,7 @@ class PoliteHttpClient(HttpClient):
                 if not location.strip().lower().startswith(("http:", "https:", "/")):
                     return page  # a redirect to another scheme is not followed
                 await page.close()
-                raise _ERRORS.of(error, wanted) from error
+                raise _ERRORS.of(error, wanted.url) from error
             await page.close()
             wanted.redirected(page.response.status_code, target)
         status = page.response.status_code
@@ -271,7 +271,7 @@ class PoliteHttpClient(HttpClient):
                 unconnected=error if isinstance(error, _CONNECT_ERRORS) else None,
             )
             if isinstance(error, Denied):  # the guard refused the address
-                raise _ERRORS.of(self._names.denied(wanted.url, sent), wanted) from error
+                raise _ERRORS.of(self._names.denied(wanted.url, sent), wanted.url) from error
             raise
         body = hop.answered(response.status_code, usual_names(response.headers))
         self._bodies.add(body)
