@@ -161,7 +161,7 @@ class PoliteHttpClient(HttpClient):
             timeout=timeout,
         )
         try:
-            page = await self._fetch(wanted)
+            response, _ = await self._fetch(wanted)
         except (RequestDenied, RequestInvalidURL) as error:
             if isinstance(error, RequestDenied):
                 _log.info("%s is skipped: %s", request.url, error)
@@ -170,10 +170,10 @@ class PoliteHttpClient(HttpClient):
                 await self._on_skipped(request.url, "robots_txt")
             raise
         if statistics is not None:
-            statistics.register_status_code(page.response.status_code)
+            statistics.register_status_code(response.status_code)
         request.loaded_url = wanted.url
-        request.user_data["gatekeeper_signals"] = await self._signals(page.response, wanted)
-        return HttpCrawlingResult(http_response=page.response)
+        request.user_data["gatekeeper_signals"] = await self._signals(response, wanted)
+        return HttpCrawlingResult(http_response=response)
 
     async def _signals(self, response: Any, wanted: _PendingRequest) -> dict[str, Any]:
         """Return what the header and the page say about themselves, as plain values."""
@@ -192,17 +192,17 @@ class PoliteHttpClient(HttpClient):
     async def send_request(self, url: str, **options: Any) -> HttpResponse:
         """Fetch a URL, following redirects. `options` are those of crawlee's HttpClient: `method`,
         `headers`, `payload`, `session`, `proxy_info` and `timeout`."""
-        return (await self._fetch(_PendingRequest(url, **options))).response
+        response: HttpResponse
+        response, _ = await self._fetch(_PendingRequest(url, **options))
+        return response
 
     @asynccontextmanager
     async def stream(self, url: str, **options: Any) -> AsyncIterator[HttpResponse]:
         """Fetch a URL like `send_request`, to read its body in pieces. The lease is held until the
         context is left."""
-        page = await self._fetch(_PendingRequest(url, stream=True, **options))
-        try:
-            yield page.response
-        finally:
-            await page.close()
+        response, stack = await self._fetch(_PendingRequest(url, stream=True, **options))
+        async with stack:
+            yield response
 
     async def cleanup(self) -> None:
         """Close the connections and end open leases. The client can be used again."""
@@ -236,22 +236,22 @@ class PoliteHttpClient(HttpClient):
             except GatekeeperError as error:
                 raise _ERRORS.of(error, wanted.url) from error
             began = loop.time()
-            page = await self._send(hop, wanted)
+            response, stack = await self._send(hop, wanted)
             if wanted.left is not None:
                 wanted.left = max(0.001, wanted.left - (loop.time() - began))
-            location = page.response.headers.get("location")
-            if page.response.status_code not in _REDIRECTS or not location:
-                return page
+            location = response.headers.get("location")
+            if response.status_code not in _REDIRECTS or not location:
+                return response, stack
             try:
                 target = urls.redirected(wanted.url, location)
             except InvalidURL as error:
                 if not location.strip().lower().startswith(("http:", "https:", "/")):
-                    return page  # a redirect to another scheme is not followed
-                await page.close()
+                    return response, stack  # a redirect to another scheme is not followed
+                await stack.aclose()
                 raise _ERRORS.of(error, wanted.url) from error
-            await page.close()
-            wanted.redirected(page.response.status_code, target)
-        status = page.response.status_code
+            await stack.aclose()
+            wanted.redirected(response.status_code, target)
+        status = response.status_code
         raise HttpClientStatusCodeError(f"more than {self._max_redirects} redirects", status)
 
     async def _send(self, hop: Hop, wanted: _PendingRequest) -> _Page:
@@ -277,16 +277,12 @@ class PoliteHttpClient(HttpClient):
         self._bodies.add(body)
         stack.callback(body.free)
         if wanted.stream:
-            return _Page(_Counted(response, body), stack)
-        page = _Page(response, stack)
-        try:
-            async with asyncio.timeout(wanted.left):
-                if isinstance(response, _Response):
-                    await response.load()
-                body.came(len(await response.read()))
-        finally:
-            await page.close()
-        return page
+            return _Counted(response, body), stack
+        async with stack, asyncio.timeout(wanted.left):
+            if isinstance(response, _Response):
+                await response.load()
+            body.came(len(await response.read()))
+        return response, stack
 
     def _open(
         self, wanted: _PendingRequest, headers: dict[str, str]
@@ -403,16 +399,8 @@ class _PendingRequest:
         self.headers = {k: v for k, v in self.headers.items() if k not in gone}
 
 
-class _Page:
-    """A response, and the stack that keeps its connection and lease open."""
-
-    def __init__(self, response: Any, stack: AsyncExitStack) -> None:
-        self.response = response
-        self._stack = stack
-
-    async def close(self) -> None:
-        """Release the connection and the lease. Idempotent."""
-        await self._stack.aclose()
+_Page = tuple[Any, AsyncExitStack]
+"""A response, and what releases its connection and lease when it is closed."""
 
 
 class _Counted:
