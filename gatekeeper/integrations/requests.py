@@ -85,9 +85,9 @@ class PoliteAdapter(HTTPAdapter):
         gate: SyncGatekeeper,
         *,
         max_retries: Retry | int = 0,
+        max_wait: float | None = None,
         guarded: bool | None = None,
         resolver: AbstractResolver | None = None,
-        max_wait: float | None = None,
         **options: Any,
     ) -> None:
         self._accepted = guarded
