@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         page_signals as page_signals,
         product_token as product_token,
     )
-    from gatekeeper.session.polite import (
+    from gatekeeper.session import (
         Guard as Guard,
         Refusal as Refusal,
         guarded_connector as guarded_connector,

@@ -21,7 +21,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import date, datetime
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.client.leases import RemoteLease
@@ -46,6 +46,38 @@ _AnyGate = Gatekeeper | RemoteGatekeeper
 
 _CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
+
+
+class SitemapOptions(TypedDict, total=False):
+    """The options of `Gatekeeper.sitemaps`."""
+
+    since: datetime | date | None
+    guess: bool
+    max_entries: int | None
+
+
+class LeaseOptions(TypedDict, total=False):
+    """The options of `Gatekeeper.lease`."""
+
+    priority: int
+    timeout: float | None
+    user_agent: str | None
+
+
+class AcquireOptions(LeaseOptions, total=False):
+    """The options of `Gatekeeper.acquire`."""
+
+    owned: bool
+
+
+class ReportFields(TypedDict, total=False):
+    """What `Lease.report` tells of a request."""
+
+    status: int | None
+    elapsed: float | None
+    retry_after: float | str | None
+    size: int | None
+    rate_limit: str | None
 
 
 class _Call(Generic[_T]):
@@ -292,28 +324,15 @@ class SyncGatekeeper:
     def _iterate(self, found: AsyncIterator[_T]) -> Iterator[_T]:
         """Iterate in this thread over what an asynchronous iterator yields in the gate's loop."""
         try:
-            while True:
-                try:
-                    one = self.wait(lambda _: _next(found))
-                except _Exhausted:
-                    return
+            while (one := self.wait(lambda _: _next(found))) is not None:
                 yield one
         finally:
             with suppress(GateClosed):
                 self.wait(lambda _: _close(found))
 
-    def sitemaps(
-        self,
-        origin: str,
-        *,
-        since: datetime | date | None = None,
-        guess: bool = False,
-        max_entries: int | None = None,
-    ) -> SyncSitemaps:
+    def sitemaps(self, origin: str, **options: Unpack[SitemapOptions]) -> SyncSitemaps:
         """Iterate over the pages that the origin's sitemaps list. See `Gatekeeper.sitemaps`."""
-        found: Sitemaps = self.do(
-            lambda gate: gate.sitemaps(origin, since=since, guess=guess, max_entries=max_entries)
-        )
+        found: Sitemaps = self.do(lambda gate: gate.sitemaps(origin, **options))
         return SyncSitemaps(found, self._iterate(found))
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
@@ -334,40 +353,22 @@ class SyncGatekeeper:
     # -- leases ----------------------------------------------------------------------
 
     @contextmanager
-    def lease(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-    ) -> Iterator[SyncLease]:
+    def lease(self, url: str, **options: Unpack[LeaseOptions]) -> Iterator[SyncLease]:
         """Wait until the host is due; the lease is the right to send one request to the URL.
 
-        Use it as `with gate.lease(url) as lease:`. `timeout` is in seconds; the arguments are those
-        of `Gatekeeper.lease`. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout, also
-        if this thread holds the lease that it would wait for. A request for the URL that is sent
-        inside the block, through an adapter or transport of this package, uses this lease.
+        Use it as `with gate.lease(url) as lease:`. `options` are those of `Gatekeeper.lease`:
+        `priority`, `timeout` in seconds, and `user_agent`. Entering raises InvalidURL, Denied,
+        Deferred, or LeaseTimeout, also if this thread holds the lease that it would wait for. A
+        request for the URL that is sent inside the block, through an adapter or transport of this
+        package, uses this lease.
         """
-        with self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent) as lease:
+        with self.acquire(url, **options) as lease:
             yield lease
 
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> SyncLease:
-        """Wait for a lease that `lease.end()` ends. `owned=False`: another thread will use it."""
-        found = self.wait(
-            lambda gate: gate.acquire(
-                url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
-            ),
-            undo=_give_back,
-        )
+    def acquire(self, url: str, **options: Unpack[AcquireOptions]) -> SyncLease:
+        """Wait for a lease that `lease.end()` ends; `options` are those of `Gatekeeper.acquire`.
+        `owned=False`: another thread will use it."""
+        found = self.wait(lambda gate: gate.acquire(url, **options), undo=_give_back)
         return SyncLease(found, self)
 
     def try_acquire(
@@ -445,7 +446,10 @@ class SyncGatekeeper:
             gate_thread.pending.discard(call.future)
 
     def do(self, work: Callable[[_AnyGate], _T]) -> _T:
-        """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors."""
+        """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors.
+
+        It does not wait for what this thread awaits: a signal handler may call it meanwhile.
+        """
         gate_thread = self._running()
         if gate_thread.inside:
             return work(gate_thread.gate)
@@ -581,25 +585,9 @@ class SyncLease:
             lambda: self.inner.answered(status, retry_after=retry_after, rate_limit=rate_limit)
         )
 
-    def report(
-        self,
-        *,
-        status: int | None = None,
-        elapsed: float | None = None,
-        retry_after: float | str | None = None,
-        size: int | None = None,
-        rate_limit: str | None = None,
-    ) -> None:
+    def report(self, **outcome: Unpack[ReportFields]) -> None:
         """Report the outcome of the request; the first report is final. See `Lease.report`."""
-        self._do(
-            lambda: self.inner.report(
-                status=status,
-                elapsed=elapsed,
-                retry_after=retry_after,
-                size=size,
-                rate_limit=rate_limit,
-            )
-        )
+        self._do(partial(self.inner.report, **outcome))
 
     @property
     def counts_bytes(self) -> bool:
@@ -643,15 +631,8 @@ class SyncLease:
         return self._gate.do(lambda _: work())
 
 
-class _Exhausted(Exception):
-    """An async generator ended (a coroutine can't raise StopAsyncIteration)."""
-
-
-async def _next(found: AsyncIterator[_T]) -> _T:
-    try:
-        return await anext(found)
-    except StopAsyncIteration:
-        raise _Exhausted from None
+async def _next(found: AsyncIterator[_T]) -> _T | None:
+    return await anext(found, None)
 
 
 async def _close(found: AsyncIterator[object]) -> None:

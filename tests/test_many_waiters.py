@@ -559,8 +559,7 @@ async def test_those_who_get_join_a_queue_a_few_at_a_time_and_leave_it_in_any_or
             random.Random(3).shuffle(leave)
         stay = leave.pop(0 if order == "first" else -1)
         for task in leave:
-            task.cancel("enough")
-            task.cancel()  # of two, the first counts
+            task.cancel()
         await asyncio.sleep(0)
         await queue.put("http://a.test/")  # it goes to the one who is not about to leave
         await asyncio.wait([stay, *leave])

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -33,7 +33,6 @@ _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _HAS_DIR_FD: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
 _APPEND: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK
-_T = TypeVar("_T")
 _Directory = tuple[str, int | None]
 
 
@@ -51,42 +50,26 @@ class Folder:
 
         The subdirectory is created if needed.
         """
-        return self._in(lambda folder: os.fdopen(_create_file(folder, name), "w+b"), directory)
-
-    def store(self, data: bytes, path: tuple[str, str], to: tuple[str, str]) -> None:
-        """Write a new file at `path` (its subdirectory and name), then move it to `to`."""
-
-        def write(source: _Directory, target: _Directory) -> None:
-            descriptor = _create_file(source, path[1])
-            try:
-                _write_all(descriptor, data)
-            except BaseException:
-                os.unlink(source[0] + path[1], dir_fd=source[1])
-                raise
-            finally:
-                os.close(descriptor)
-            _move(source, path[1], target, to[1])
-
-        self._in(write, path[0], to[0])
+        with self._opened(directory) as (folder,):
+            return os.fdopen(_create_file(folder, name), "w+b")
 
     def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
-        self._in(lambda source, target: _move(source, path[1], target, to[1]), path[0], to[0])
+        with self._opened(path[0], to[0]) as (source, target):
+            old, new = source[0] + path[1], target[0] + to[1]
+            os.replace(old, new, src_dir_fd=source[1], dst_dir_fd=target[1])
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file, if it exists."""
+        with self._opened(directory) as (folder,), suppress(FileNotFoundError):
+            os.unlink(folder[0] + name, dir_fd=folder[1])
 
-        def unlink(folder: _Directory) -> None:
-            with suppress(FileNotFoundError):
-                os.unlink(folder[0] + name, dir_fd=folder[1])
-
-        self._in(unlink, directory)
-
-    def _in(self, action: Callable[..., _T], *directories: str) -> _T:
-        """Call `action` with the location of each subdirectory, which is created if needed."""
+    @contextmanager
+    def _opened(self, *directories: str) -> Iterator[list[_Directory]]:
+        """Give the location of each subdirectory, which is created if needed."""
         opened: list[int] = []
         try:
-            return action(*[self._open(directory, opened) for directory in directories])
+            yield [self._open(directory, opened) for directory in directories]
         except OSError as error:
             for directory in directories:
                 if (path := self.path / directory).is_symlink():
@@ -129,10 +112,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
     while written < len(data):
         written += os.write(descriptor, memoryview(data)[written:])
-
-
-def _move(source: _Directory, name: str, target: _Directory, to: str) -> None:
-    os.replace(source[0] + name, target[0] + to, src_dir_fd=source[1], dst_dir_fd=target[1])
 
 
 def refuse_links(folder: Path, *names: str) -> None:

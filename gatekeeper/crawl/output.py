@@ -228,13 +228,11 @@ class Body:
             return None
         path = name_for(self._url, content_type)
         directory, _, name = path.partition("/")
-        part, place = (_PARTS, self._name), (directory, name)
-        if self._file is None:
-            self._folder.store(b"".join(self._pieces), part, place)
-        else:
-            self._file.close()
-            self._folder.move(part, place)
-            self._file = None
+        file = self._file or self._create_file(self._folder)
+        with self._storing():
+            file.close()
+        self._folder.move((_PARTS, self._name), (directory, name))
+        self._file = None
         return path
 
 
@@ -470,38 +468,25 @@ class Warc:
 
         `cut`: why the body is incomplete, as a value of WARC-Truncated.
         """
+        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
+
         file = self._file
         if file is None:
             raise ValueError("the WARC file is not open")
-        offset = file.tell()
-        with self._rollback(file):
-            self._writer.write_request_response_pair(
-                self._request(head), self._response(head, body, size, cut)
-            )
-        return WarcPlace(self._name, offset, file.tell())
-
-    def _request(self, head: WarcHead) -> Any:
-        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
-
-        http = StatusAndHeaders(head.request_line, head.request_headers, is_http_request=True)
-        return self._writer.create_warc_record(
-            head.url, "request", http_headers=http, warc_headers_dict=_headers(head)
-        )
-
-    def _response(self, head: WarcHead, body: IO[bytes], size: int, cut: str | None) -> Any:
-        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
-
-        http = StatusAndHeaders(head.status_line, head.headers, protocol=head.protocol)
-        return self._writer.create_warc_record(
+        offset, create = file.tell(), self._writer.create_warc_record
+        common = {"WARC-Date": f"{head.at:%Y-%m-%dT%H:%M:%S.%f}Z"}
+        if head.address is not None:
+            common["WARC-IP-Address"] = head.address
+        sent = StatusAndHeaders(head.request_line, head.request_headers, is_http_request=True)
+        request = create(head.url, "request", http_headers=sent, warc_headers_dict=dict(common))
+        response = create(
             head.url,
             "response",
             payload=body,
             length=size,
-            http_headers=http,
-            warc_headers_dict=_headers(head) | ({"WARC-Truncated": cut} if cut else {}),
+            http_headers=StatusAndHeaders(head.status_line, head.headers, protocol=head.protocol),
+            warc_headers_dict=common | ({"WARC-Truncated": cut} if cut else {}),
         )
-
-
-def _headers(head: WarcHead) -> dict[str, str]:
-    headers = {"WARC-Date": f"{head.at:%Y-%m-%dT%H:%M:%S.%f}Z"}
-    return headers if head.address is None else headers | {"WARC-IP-Address": head.address}
+        with self._rollback(file):
+            self._writer.write_request_response_pair(request, response)
+        return WarcPlace(self._name, offset, file.tell())

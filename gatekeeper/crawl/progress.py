@@ -234,26 +234,15 @@ _MIN_SPAN = 1.0
 """Seconds before the first rate is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """The rates of the last minute, and the remaining time at these rates."""
-
-    urls: float
-    """URLs finished per second."""
-    size: float
-    """Bytes of bodies per second."""
-    left: float | None
-    """Seconds that remain; None if the total or the rate is not known."""
-
-
 class Speedometer:
     """Computes rates from regular samples of the counts. Memory: the samples of one minute."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def read(self, now: float, tally: Tally, turns: Sequence[DueOrigin]) -> Speed | None:
-        """Take a sample at `now` (seconds of any clock), and return the speed; None at first.
+    def read(self, now: float, tally: Tally, turns: Sequence[DueOrigin]) -> str:
+        """Take a sample at `now` (seconds of any clock). Return the rates of the last minute and
+        the remaining time, as far as they are known, as the end of a line.
 
         No crawl ends before its slowest host: the remaining time is at least the time that a host
         of `turns` needs for its waiting URLs, one per interval.
@@ -264,18 +253,16 @@ class Speedometer:
             samples.popleft()
         start, done, size = samples[0]
         if now - start < _MIN_SPAN:
-            return None
-        urls, octets = (tally.done - done) / (now - start), (tally.size - size) / (now - start)
-        return Speed(urls, octets, _time_left(tally, urls, turns))
-
-
-def _time_left(tally: Tally, rate: float, turns: Sequence[DueOrigin]) -> float | None:
-    remaining = tally.total - tally.done
-    if not tally.complete or not remaining:
-        return None
-    slowest = max((turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns), default=0)
-    left = max(remaining / rate if rate else 0.0, slowest)
-    return left if 0 < left < math.inf else None
+            return ""
+        rate = (tally.done - done) / (now - start)
+        text = f"{rate:.3g}" if rate < 1_000 else f"{rate:,.0f}"
+        text = f", {text} URLs/s, {octets((tally.size - size) / (now - start))}/s"
+        remaining = tally.total - tally.done
+        if not tally.complete or not remaining:
+            return text
+        slowest = (turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns)
+        left = max((remaining / rate if rate else 0.0, *slowest))
+        return f"{text}, about {duration(left)} left" if 0 < left < math.inf else text
 
 
 # --- displays --------------------------------------------------------------------------------
@@ -343,7 +330,7 @@ class Progress:
     def entry(self, entry: Entry) -> None:
         """Display the outcome of one URL."""
 
-    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None = None) -> None:
+    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: str = "") -> None:
         """Display the counts, the hosts that are due next, and the speed."""
 
     def say(self, text: str) -> None:
@@ -369,7 +356,7 @@ class Plain(Progress):
             line = paint(outcome, _COLOURS[entry.outcome], self._stream) + line[len(outcome) :]
         print(line, file=self._stream)
 
-    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None = None) -> None:
+    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: str = "") -> None:
         """Print the counts, once there are any; less often while nothing changes."""
         if not (tally.total or tally.skipped or tally.complete):
             return
@@ -378,7 +365,7 @@ class Plain(Progress):
             self._unchanged += 1
             return
         self._state, self._unchanged = state, 0
-        text = f"-- {state}{_speed_text(speed)}"
+        text = f"-- {state}{speed}"
         if turns:
             text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
         self.say(text)
@@ -420,11 +407,11 @@ class Live(Progress):
         # Not `print(..., style=)`, which would colour the bar as well.
         self._console.print(Text(text, style or ""), soft_wrap=True)
 
-    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None = None) -> None:
+    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: str = "") -> None:
         """Redraw the bar and the hosts."""
         self._live.update(self._frame(tally, turns, speed), refresh=True)
 
-    def _frame(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None) -> Any:
+    def _frame(self, tally: Tally, turns: Sequence[DueOrigin], speed: str) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -442,7 +429,7 @@ class Live(Progress):
                 Text(turn.problem),
             )
         frame = Table.grid()  # a bar outside a grid does not end its line
-        for row in (bar, Text(f"{state_of(tally)}{_speed_text(speed)}"), rows):
+        for row in (bar, Text(f"{state_of(tally)}{speed}"), rows):
             frame.add_row(row)
         return frame
 
@@ -455,15 +442,6 @@ def state_of(tally: Tally) -> str:
         f"{tally.outcomes[Result.DENIED]:,} denied, {tally.outcomes[Result.FAILED]:,} failed; "
         f"{tally.waiting:,} waiting, {tally.in_flight:,} in flight; {octets(tally.size)}"
     )
-
-
-def _speed_text(speed: Speed | None) -> str:
-    """Return the speed and the remaining time as the end of a line."""
-    if speed is None:
-        return ""
-    rate = f"{speed.urls:.3g}" if speed.urls < 1_000 else f"{speed.urls:,.0f}"
-    text = f", {rate} URLs/s, {octets(speed.size)}/s"
-    return text if speed.left is None else f"{text}, about {duration(speed.left)} left"
 
 
 def line_of(entry: Entry) -> str:

@@ -25,12 +25,12 @@ from gatekeeper.crawl.manifest import Entry, Folder, Manifest, Result, refuse_li
 from gatekeeper.crawl.output import PeerResponse, Warc, warc_writer
 from gatekeeper.crawl.progress import (
     TURN,
+    DueOrigin,
     Holdup,
     HoldupReporter,
     Progress,
     Speedometer,
     Tally,
-    WaitingHosts,
 )
 from gatekeeper.crawl.sources import (
     MANIFEST,
@@ -42,9 +42,7 @@ from gatekeeper.crawl.sources import (
     read_sitemaps,
     read_urls,
 )
-from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.gate import Gatekeeper
 from gatekeeper.session.polite import polite_session, session_gate
 from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.storage.journal import FileLock
@@ -116,33 +114,6 @@ class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
         if rest and self.held_up:
             lines.append(f"  {rest:>6,}  not due yet, or interrupted")
         return lines
-
-
-async def summarize(
-    tally: Tally, hosts: WaitingHosts, gate: Gatekeeper, clock: Clock, stopped: str | None
-) -> CrawlSummary:
-    """Return the summary of a crawl from what the gate knows, without any request."""
-    held_up = []
-    for turn in await hosts.busiest(gate, clock, _MAX_HELD_UP):
-        holdup = turn.holdup
-        # An interval that has not passed is worth mentioning only if it ended the crawl.
-        if holdup is not None and (holdup.reason != TURN or stopped == MAX_WAIT):
-            held_up.append(
-                HeldUpHost(turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until)
-            )
-    return CrawlSummary(
-        fetched=tally.outcomes[Result.FETCHED],
-        denied=tally.outcomes[Result.DENIED],
-        failed=tally.outcomes[Result.FAILED],
-        skipped=tally.skipped,
-        refused_before=tally.refused,
-        bytes=tally.size,
-        unfinished=tally.total - tally.done,
-        complete=tally.complete,
-        stopped=stopped,
-        held_up=tuple(sorted(held_up, key=lambda one: (-one.urls, one.origin))),
-        sitemap_findings=tuple(tally.sitemaps),
-    )
 
 
 # --- the run ---------------------------------------------------------------------------------
@@ -233,13 +204,13 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 **session,
             )
         )
-        gate = session_gate(client)
-        work = _make_crawl(job, client, outputs, clock, progress)
+        run = _Run(job, client, outputs, clock, progress)
+        work = run.crawl
         stack.enter_context(progress)
         async with _interruptible(work, progress, job.limits.grace) as interrupted:
-            await _run(work, job, listed, gate, progress, clock)
+            await run.complete(listed)
         stopped = work.stopped_by or (INTERRUPTED_BY_SIGNAL if interrupted() else None)
-        end = await summarize(work.tally, work.hosts, gate, clock, stopped)
+        end = await run.summary(stopped)
     _print_summary(job, work.tally, end)
     if interrupted():
         return INTERRUPTED
@@ -311,35 +282,130 @@ def _make_folder(option: str, given: Path, folder: Path) -> None:
         ) from error
 
 
-def _make_crawl(
-    job: Job, client: aiohttp.ClientSession, outputs: Outputs, clock: Clock, progress: Progress
-) -> Crawl:
-    gate, holdups = session_gate(client), HoldupReporter(progress.say)
+class _Run:
+    """A crawl, and how it is shown while it runs."""
 
-    def report(entry: Entry) -> None:
-        if job.as_json:
+    def __init__(
+        self,
+        job: Job,
+        client: aiohttp.ClientSession,
+        outputs: Outputs,
+        clock: Clock,
+        progress: Progress,
+    ) -> None:
+        self._job, self._clock, self._progress = job, clock, progress
+        self._gate = session_gate(client)
+        self._holdups = HoldupReporter(progress.say)
+        self._speed = Speedometer()
+        self.crawl = Crawl(
+            client,
+            self._gate,
+            clock=clock,
+            limits=job.limits,
+            outputs=outputs,
+            on_entry=self._on_entry,
+            on_deferred=lambda one: self._holdups.report(one.origin, Holdup.of(one)),
+            on_setback=self._on_setback,
+        )
+
+    def _on_entry(self, entry: Entry) -> None:
+        if self._job.as_json:
             print(json_text(entry), flush=True)
-        progress.entry(entry)
+        self._progress.entry(entry)
 
-    def deferred(decision: Decision) -> None:
-        holdups.report(decision.origin, Holdup.of(decision))
-
-    async def set_back(url: str) -> None:
-        turn = await work.hosts.due_origin(url, gate, clock)
+    async def _on_setback(self, url: str) -> None:
+        turn = await self.crawl.hosts.due_origin(url, self._gate, self._clock)
         if turn.holdup is not None:
-            holdups.report(turn.origin, turn.holdup, turn.slowed)
+            self._holdups.report(turn.origin, turn.holdup, turn.slowed)
 
-    work = Crawl(
-        client,
-        gate,
-        clock=clock,
-        limits=job.limits,
-        outputs=outputs,
-        on_entry=report,
-        on_deferred=deferred,
-        on_setback=set_back,
-    )
-    return work
+    async def complete(self, listed: URLList | None) -> None:
+        """Run the crawl, and show its progress until it ends."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch())
+                await self.crawl.run(self._urls(listed))
+                watching.cancel()
+                self._show(())
+        except BaseExceptionGroup as errors:
+            error: BaseException = errors  # the command prints the one that ended the crawl
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
+
+    async def _urls(self, listed: URLList | None) -> AsyncIterator[GivenURL]:
+        """Yield the URLs of all sources: arguments, the list, and the sitemaps."""
+        job, tell = self._job, self.crawl.tally.sitemaps.append
+        async for given in read_urls(job.urls, listed):
+            yield given
+        async for given in read_sitemaps(
+            self._gate, job.sitemaps, job.since, clock=self._clock, max_wait=job.max_wait, tell=tell
+        ):
+            yield given
+
+    def _show(self, turns: Sequence[DueOrigin]) -> None:
+        tally = self.crawl.tally
+        self._progress.show(tally, turns, self._speed.read(self._clock.monotonic(), tally, turns))
+
+    async def _watch(self) -> None:
+        """Show the progress periodically; stop a crawl that has only waited for `max_wait` seconds.
+
+        Raises StorageError if the crawl waits for room on the disk for too long.
+        """
+        work, gate, clock, max_wait = self.crawl, self._gate, self._clock, self._job.max_wait
+        last_moved, moved_at, written_at = (-1, -1), 0.0, 0.0
+        while True:
+            tally, now = work.tally, clock.monotonic()
+            moved = tally.done, tally.begun
+            problem = gate.parts.storage_failing
+            if moved != last_moved:
+                moved_at = now
+            if problem is None or moved != last_moved:
+                written_at = now
+            elif (waited := now - written_at) >= min(max_wait, _DISK_WAIT):
+                path = str(gate.config.storage.path)
+                problem = problem if path in problem else f"{path}: {problem}"
+                raise StorageError(
+                    f"{problem}: for {waited:.0f} s no clock of a host could be stored, and "
+                    "nothing is requested without; make room there, and run the command again to "
+                    "resume"
+                )
+            self._show(await work.hosts.busiest(gate, clock, _HOSTS_SHOWN))
+            # If nothing moved since the last look, stop if no host is due in time. The deferrals of
+            # a host may each be short; together they are one wait, since the last move.
+            remaining = max(0.0, max_wait - (now - moved_at))
+            idle = tally.complete and not tally.in_flight and moved == last_moved
+            idle = idle and len(work.hosts) > 0
+            if idle and await work.hosts.soonest(gate, clock, remaining) > remaining:
+                work.stop(MAX_WAIT)
+            last_moved = moved
+            await clock.sleep(self._progress.every)
+
+    async def summary(self, stopped: str | None) -> CrawlSummary:
+        """Return the summary of the crawl from what the gate knows, without any request."""
+        tally = self.crawl.tally
+        held_up = []
+        for turn in await self.crawl.hosts.busiest(self._gate, self._clock, _MAX_HELD_UP):
+            holdup = turn.holdup
+            # An interval that has not passed is worth mentioning only if it ended the crawl.
+            if holdup is not None and (holdup.reason != TURN or stopped == MAX_WAIT):
+                held_up.append(
+                    HeldUpHost(
+                        turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until
+                    )
+                )
+        return CrawlSummary(
+            fetched=tally.outcomes[Result.FETCHED],
+            denied=tally.outcomes[Result.DENIED],
+            failed=tally.outcomes[Result.FAILED],
+            skipped=tally.skipped,
+            refused_before=tally.refused,
+            bytes=tally.size,
+            unfinished=tally.total - tally.done,
+            complete=tally.complete,
+            stopped=stopped,
+            held_up=tuple(sorted(held_up, key=lambda one: (-one.urls, one.origin))),
+            sitemap_findings=tuple(tally.sitemaps),
+        )
 
 
 @asynccontextmanager
@@ -404,85 +470,6 @@ def _stop_message(in_flight: Sequence[str], grace: float) -> str:
         f"stopping: waiting at most {grace:g} s for {mask(in_flight[0])}{more}; "
         "a second Ctrl-C ends immediately"
     )
-
-
-async def _run(
-    work: Crawl, job: Job, urls: URLList | None, gate: Gatekeeper, progress: Progress, clock: Clock
-) -> None:
-    """Run the crawl, and show its progress until it ends."""
-    speed = Speedometer()
-    try:
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(work, gate, progress, clock, speed, job.max_wait))
-            await work.run(_sources(job, urls, gate, work.tally, clock))
-            watching.cancel()
-            progress.show(work.tally, (), speed.read(clock.monotonic(), work.tally, ()))
-    except BaseExceptionGroup as errors:
-        raise _first_error(errors) from None
-
-
-async def _sources(
-    job: Job, listed: URLList | None, gate: Gatekeeper, tally: Tally, clock: Clock
-) -> AsyncIterator[GivenURL]:
-    """Yield the URLs of all sources: arguments, the list, and the sitemaps."""
-    async for given in read_urls(job.urls, listed):
-        yield given
-    async for given in read_sitemaps(
-        gate,
-        job.sitemaps,
-        job.since,
-        clock=clock,
-        max_wait=job.max_wait,
-        tell=tally.sitemaps.append,
-    ):
-        yield given
-
-
-def _first_error(error: BaseException) -> BaseException:
-    """Return the error that ended a task group; the command prints it as one line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-async def _watch(
-    work: Crawl,
-    gate: Gatekeeper,
-    progress: Progress,
-    clock: Clock,
-    speed: Speedometer,
-    max_wait: float,
-) -> None:
-    """Show the progress periodically; stop a crawl that has only waited for `max_wait` seconds.
-
-    Raises StorageError if the crawl waits for room on the disk for too long.
-    """
-    last_moved, moved_at, written_at = (-1, -1), 0.0, 0.0
-    while True:
-        tally, now = work.tally, clock.monotonic()
-        moved = tally.done, tally.begun
-        problem = gate.parts.storage_failing
-        if moved != last_moved:
-            moved_at = now
-        if problem is None or moved != last_moved:
-            written_at = now
-        elif (waited := now - written_at) >= min(max_wait, _DISK_WAIT):
-            path = str(gate.config.storage.path)
-            problem = problem if path in problem else f"{path}: {problem}"
-            raise StorageError(
-                f"{problem}: for {waited:.0f} s no clock of a host could be stored, and nothing is "
-                "requested without; make room there, and run the command again to resume"
-            )
-        turns = await work.hosts.busiest(gate, clock, _HOSTS_SHOWN)
-        progress.show(tally, turns, speed.read(now, tally, turns))
-        # If nothing moved since the last look, stop if no host is due in time. The deferrals of a
-        # host may each be short; together they are one wait, which started with the last move.
-        remaining = max(0.0, max_wait - (now - moved_at))
-        idle = tally.complete and not tally.in_flight and moved == last_moved and len(work.hosts)
-        if idle and await work.hosts.soonest(gate, clock, remaining) > remaining:
-            work.stop(MAX_WAIT)
-        last_moved = moved
-        await clock.sleep(progress.every)
 
 
 def _print_summary(job: Job, tally: Tally, end: CrawlSummary) -> None:

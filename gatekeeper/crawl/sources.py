@@ -89,14 +89,29 @@ def _stdin() -> URLList:
 
 
 async def _urls_in(listed: URLList) -> AsyncIterator[GivenURL]:
-    splitter, number, name = _LineSplitter(listed.name), 0, listed.name
+    async for number, line in _lines(listed):
+        if url := url_of_line(line if number > 1 else line.removeprefix(BOM)):
+            yield GivenURL(url, listed.name, number)
+
+
+async def _lines(listed: URLList) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield every line with its number. A line that is too long for a URL is cut.
+
+    Raises ConfigError if a line has no end.
+    """
+    number, line, length = 1, b"", 0
     async for block in _blocks(listed.descriptor):
-        for line in splitter.feed(block):
-            number += 1
-            if url := url_of_line(line):
-                yield GivenURL(url, name, number)
-    if url := url_of_line(splitter.take_line()):
-        yield GivenURL(url, name, number + 1)
+        for place, piece in enumerate(block.split(b"\n")):
+            if place:  # the line before this piece has ended
+                yield number, line
+                number, line, length = number + 1, b"", 0
+            line += piece[: _MAX_URL_BYTES - len(line)]
+            length += len(piece)
+            if length > _MAX_LINE_BYTES:
+                raise ConfigError(
+                    f"{listed.name}: a line is too long; one URL per line is expected"
+                )
+    yield number, line
 
 
 async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
@@ -146,38 +161,6 @@ async def _yield_to_loop(_: int) -> None:
 
 
 def _do_nothing() -> None: ...
-
-
-class _LineSplitter:
-    """Splits blocks into lines. A line that is too long for a URL is cut."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._line = b""
-        self._dropped = 0
-        self._first = True
-
-    def feed(self, block: bytes) -> Iterator[bytes]:
-        """Yield every line that ends in this block. Raises ConfigError if a line has no end."""
-        *ended, rest = block.split(b"\n")
-        for piece in ended:
-            self._append(piece)
-            yield self.take_line()
-        self._append(rest)
-
-    def take_line(self) -> bytes:
-        """Return the line read so far, and start the next one."""
-        line, self._line, self._dropped = self._line, b"", 0
-        if self._first:
-            self._first, line = False, line.removeprefix(BOM)
-        return line
-
-    def _append(self, piece: bytes) -> None:
-        room = _MAX_URL_BYTES - len(self._line)
-        self._line += piece[:room]
-        self._dropped += len(piece[room:])
-        if self._dropped > _MAX_LINE_BYTES:
-            raise ConfigError(f"{self._name}: a line is too long; one URL per line is expected")
 
 
 # --- sitemaps --------------------------------------------------------------------------------

@@ -44,11 +44,12 @@ from gatekeeper.fleet.operations import (
     report_operation,
     scope_clock,
     scope_view,
+    without_ended_renewals,
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, PUSHED, TURN
-from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown, StoreIdentity
+from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown
 from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
@@ -453,7 +454,10 @@ class RedisLedger:
         waiting = batches(operations)
         recovering = epoch != self._epoch
         for _ in range(_MAX_ATTEMPTS):
-            waiting += repeated_ends(waiting, self._has_ended)
+            # Ends are sent after a recovery, so what it pushes must hold until they arrive.
+            if not recovering:
+                waiting = without_ended_renewals(waiting, self._has_ended)
+                waiting += repeated_ends(waiting, self._has_ended)
             sent = self._clock.monotonic()
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
@@ -519,7 +523,7 @@ class RedisLedger:
             raise
         self._set_reached()
 
-    async def _determine_epoch(self, identity: StoreIdentity) -> str:
+    async def _determine_epoch(self, identity: str) -> str:
         """Return the current epoch: the stored one if it began on this very server, otherwise a
         new one. The first member to declare it wins."""
         for _ in range(5):
@@ -531,13 +535,13 @@ class RedisLedger:
                     f"fleet.namespace: the keys of {self._prefix} have format {version}, but this "
                     f"version of gatekeeper writes format {FORMAT}: choose another namespace"
                 )
-            if current and server == identity.text:
+            if current and server == identity:
                 return current
             await self._declare(current, identity)
         raise LedgerLost("the members can't agree on the store's epoch")
 
-    async def _declare(self, expected: str, identity: StoreIdentity) -> None:
-        arguments = [expected, secrets.token_hex(4), identity.text]
+    async def _declare(self, expected: str, identity: str) -> None:
+        arguments = [expected, secrets.token_hex(4), identity]
         arguments += [str(micros(self._members.longest_hold)), str(FORMAT)]
         await self._store.script(DECLARE, self._epoch_keys, arguments)
         self._epochs += 1

@@ -97,17 +97,26 @@ def batches(operations: list[Operation]) -> list[list[Operation]]:
     return calls
 
 
+def without_ended_renewals(
+    calls: list[list[Operation]], has_ended: Callable[[str], bool]
+) -> list[list[Operation]]:
+    """Return calls without the renewals of holds that have ended by now. If the end has arrived, a
+    renewal would create the hold again. If it has not, the hold must stay until it does: the end
+    says whether the request was sent, and carries its reports."""
+    return [[one for one in call if one[0] != "r" or not has_ended(one[1])] for call in calls]
+
+
 def repeated_ends(
     calls: list[list[Operation]], has_ended: Callable[[str], bool]
 ) -> list[list[Operation]]:
-    """Return calls that end once more what `calls` take or renew but has ended by now. The end may
+    """Return calls that end once more what `calls` take but has ended by now, unused. The end may
     precede the take in the same calls, or may have arrived in time when these calls were late and
     are now sent again. Otherwise they would leave a hold that no one frees."""
-    ends: list[Operation] = []
-    for kind, token, *rest in chain.from_iterable(calls):
-        if kind in {"t", "r"} and has_ended(token):
-            scopes = [asked.scope for asked in rest[0]] if kind == "t" else rest[0]
-            ends.append(end_operation(token, scopes, "undone"))
+    ends = [
+        end_operation(token, [asked.scope for asked in rest[0]], "undone")
+        for kind, token, *rest in chain.from_iterable(calls)
+        if kind == "t" and has_ended(token)
+    ]
     return batches(ends) if ends else []
 
 

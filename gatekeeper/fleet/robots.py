@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 from cachetools import LRUCache
 
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import Directory, current_flight
@@ -143,7 +144,7 @@ class SharedFetcher:
         self._files = files
         self._supplying: set[str] = set()
         """The origins whose files are being written because another member needs them."""
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing = OwnedTasks()
         """Tasks that write a result once the store responds, or a file that is wanted."""
         self._written_events: dict[str, asyncio.Event] = {}
         """By origin, an event that is set when another member has written its result."""
@@ -225,12 +226,7 @@ class SharedFetcher:
         fetch."""
         if origin not in self._supplying:
             self._supplying.add(origin)
-            self._start_writing(self._supply(origin))
-
-    def _start_writing(self, writing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(writing)
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+            self._writing.start(self._supply(origin))
 
     async def _supply(self, origin: str) -> None:
         files = self._files()
@@ -319,7 +315,7 @@ class SharedFetcher:
                 await self._write(origin, retrieval)
             except LedgerLost:
                 written = False
-                self._start_writing(self._write_later(origin, retrieval, renewing))
+                self._writing.start(self._write_later(origin, retrieval, renewing))
             return retrieval
         finally:
             if written:
@@ -352,9 +348,7 @@ class SharedFetcher:
 
     async def close(self) -> None:
         """Cancel the writes that have not succeeded yet."""
-        for task in list(self._writing):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._writing.close()
 
     async def _renew_claim(self, origin: str) -> None:
         """Renew the claim until cancelled, since the host's lease may take long to be granted."""
@@ -384,13 +378,9 @@ class SharedFetcher:
             fresh = max(whole - self._cache.min_ttl, min(_FAILURE_SECONDS, whole / 2))
         shared = _stored(retrieval, max(0.001, fresh - late))
         if before is not None:
+            new = ("stamp", "fresh", "kept", "brief", "metadata")
             shared = msgspec.structs.replace(
-                before,
-                stamp=shared.stamp,
-                fresh=shared.fresh,
-                kept=shared.kept,
-                brief=shared.brief,
-                metadata=shared.metadata,
+                before, **{name: getattr(shared, name) for name in new}
             )
         await self._put(origin, shared, retrieval.outcome.good)
 
@@ -409,6 +399,10 @@ def _is_of_the_site(outcome: Outcome) -> bool:
     return outcome.row.cache_time is not CacheTime.NOT and not outcome.row.local
 
 
+_EQUAL = ("status", "hops", "url", "etag", "last_modified", "took", "metadata")
+"""Fields that are stored as they are."""
+
+
 def _stored(retrieval: Retrieval, fresh: float, stamp: str | None = None) -> _StoredRetrieval:
     body = retrieval.body
     return _StoredRetrieval(
@@ -416,16 +410,10 @@ def _stored(retrieval: Retrieval, fresh: float, stamp: str | None = None) -> _St
         fresh=fresh,
         kept=_STORED_FACTOR * fresh,
         outcome=retrieval.outcome.row.name,
-        status=retrieval.status,
-        hops=retrieval.hops,
-        url=retrieval.url,
         body=None if body is None else zlib.compress(body),
-        etag=retrieval.etag,
-        last_modified=retrieval.last_modified,
         brief=retrieval.lifetime.brief,
         retry_after=retrieval.retry_after,
-        took=retrieval.took,
-        metadata=retrieval.metadata,
+        **{name: getattr(retrieval, name) for name in _EQUAL},
     )
 
 
@@ -433,17 +421,11 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
     """Convert a stored result. `age`: its age in seconds, which is subtracted from its lifetime."""
     return Retrieval(
         outcome=Outcome.named(shared.outcome),
-        status=shared.status,
-        hops=shared.hops,
-        url=shared.url,
         body=None if shared.body is None else _inflated(shared.body),
-        etag=shared.etag,
-        last_modified=shared.last_modified,
         lifetime=Lifetime(max(0.0, shared.fresh - age), shared.brief),
         retry_after=None if shared.retry_after is None else max(0.0, shared.retry_after - age),
-        took=shared.took,
-        metadata=shared.metadata,
         detail="another member of the fleet fetched it",
+        **{name: getattr(shared, name) for name in _EQUAL},
     )
 
 

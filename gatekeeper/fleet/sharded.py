@@ -50,10 +50,10 @@ class ShardedLedger:
         self,
         url: str,
         *,
+        shards: int = SHARDS,
         namespace: str = "gatekeeper",
         clock: Clock | None = None,
         config: FleetConfig | None = None,
-        shards: int = SHARDS,
     ) -> None:
         """`shards` must be the same number on each member. Raises ConfigError."""
         config = replace(config or FleetConfig(), sharded=True)
@@ -79,6 +79,11 @@ class ShardedLedger:
         self._shards_of_token: dict[str, dict[int, None]] = {}
         """By token, the shards that may know it, the host's first (a dictionary as ordered set)."""
 
+    def listen(self, owner: str, listener: LedgerListener) -> None:
+        """Notify `listener` of events about the tokens of `owner`, and of those about everyone."""
+        for number, shard in enumerate(self.shards):
+            shard.listen(owner, _ShardListener(self, number, listener))
+
     async def open(self) -> None:
         """Open every shard's ledger. Raises ConfigError."""
         await _gather(shard.open() for shard in self.shards)
@@ -93,11 +98,6 @@ class ShardedLedger:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    def listen(self, owner: str, listener: LedgerListener) -> None:
-        """Notify `listener` of events about the tokens of `owner`, and of those about everyone."""
-        for number, shard in enumerate(self.shards):
-            shard.listen(owner, _ShardListener(self, number, listener))
 
     @property
     def state(self) -> str:

@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -67,18 +67,6 @@ class StoreRefuses(LedgerLost):
     """The store denies access, or is no store. Trying again helps only after somebody acted."""
 
 
-class StoreIdentity(NamedTuple):
-    """Identifies a store's contents: different after a restart and after each promotion."""
-
-    run: str
-    replication: str
-
-    @property
-    def text(self) -> str:
-        """The form that is stored with the epoch."""
-        return f"{self.run}:{self.replication}"
-
-
 class Store:
     """A client of one server, of the master that Sentinels name, or of one slot of a cluster."""
 
@@ -126,13 +114,12 @@ class Store:
         self._connecting = self._any_epoch = any_epoch
         self._create_clients(parts)
         self._starting = False
-        self._checked_run = ""
-        """The run id of the server whose settings were checked."""
         self._hashes: dict[str, str] = {}
         """SHA-1 digests of scripts, by their text."""
         self._connection: _StoreConnection | None = None
         """The connection for which `identity` was determined."""
-        self.identity: StoreIdentity = StoreIdentity("", "")
+        self.identity: str = ""
+        """What the store's contents are known by: different after a restart and a promotion."""
 
     def _create_clients(self, parts: SplitResult) -> None:
         """Create the clients for calls and for messages."""
@@ -277,7 +264,7 @@ class Store:
                     await connection.close()
                 await self._client.connection_pool.disconnect(inuse_connections=True)
 
-    async def connect(self, *, starting: bool = False) -> StoreIdentity:
+    async def connect(self, *, starting: bool = False) -> str:
         """Reconnect and return the identity of the store's contents. Raises ConfigError if the
         server's settings can't guarantee the fleet's promises. With `starting`, this and later
         calls also raise ConfigError if the server denies access."""
@@ -296,10 +283,9 @@ class Store:
         role = info.get("role", "master")
         if role != "master":
             raise LedgerLost(f"{self.where} is a replica, which takes no writes")
-        identity = StoreIdentity(info.get("run_id", ""), info.get("master_replid", ""))
-        if self._checked_run != identity.run:
+        identity = f"{info.get('run_id', '')}:{info.get('master_replid', '')}"
+        if self.identity != identity:
             await self._check(info)
-            self._checked_run = identity.run
         self.identity = identity
         return identity
 
@@ -322,7 +308,7 @@ class Store:
                 "failover forgets grants: set min-replicas-to-write 1 and min-replicas-max-lag, or "
                 "fleet.allow_lost_writes = true (docs/fleet.md says what that costs)"
             )
-            if not self._checked_run:
+            if not self.identity:
                 raise ConfigError(said)
             _log.warning("%s", said)  # after a failover it is too late to refuse to start
 

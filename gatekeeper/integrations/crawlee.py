@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Verdict
 from gatekeeper.errors import (
     ConfigError,
@@ -48,15 +49,8 @@ with needs_extra("crawlee", __name__):
         RequestLeaseTimeout,
     )
 
-__all__ = [
-    "PoliteHttpClient",
-    "PoliteRequestManager",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "polite_crawler",
-]
+__all__ = ["PoliteHttpClient", "PoliteRequestManager", "polite_crawler"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +107,7 @@ class PoliteRequestManager(RequestManager):
         self._first: set[str] = set()
         """Unique keys of requests that were added to the forefront."""
         self._timers: set[asyncio.Handle] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks()
 
     async def inner(self) -> RequestManager:
         """Return the manager that stores the requests."""
@@ -344,9 +338,7 @@ class PoliteRequestManager(RequestManager):
     ) -> None:
         def call() -> None:
             self._timers.discard(handle)
-            task = loop.create_task(what(argument))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(what(argument))
 
         loop = asyncio.get_running_loop()
         handle = loop.call_later(seconds, call)
@@ -434,7 +426,7 @@ def _drop_warning(crawler: Any) -> None:
             _IN_POLITE_CRAWL.reset(token)
 
     crawler.log.addFilter(_is_true)
-    crawler.run = polite_run
+    vars(crawler)["run"] = polite_run
 
 
 def _prepare_browser(gate: Gatekeeper | RemoteGatekeeper, options: dict[str, Any]) -> None:

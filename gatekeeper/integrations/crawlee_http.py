@@ -33,12 +33,14 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
 )
+from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,
     Hop,
+    HopErrors,
     accept_unguarded,
     begin,
     usual_names,
@@ -46,7 +48,7 @@ from gatekeeper.integrations.hops import (
 from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.robots import product_token
 from gatekeeper.robots.signals import html_in, page_signals
-from gatekeeper.session.polite import guarded_connector, send_once
+from gatekeeper.session.polite import guarded_connector
 from gatekeeper.urls import url_of
 
 _log = logging.getLogger(__name__)
@@ -63,31 +65,12 @@ _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _ORIGIN_FIELDS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
-class RequestDenied(Denied, ContextPipelineInterruptedError):
-    """Denied, for crawlee: it drops the request without processing it."""
-
-
-class RequestInvalidURL(InvalidURL, ContextPipelineInterruptedError):
-    """InvalidURL, for crawlee: it drops the request without processing it."""
-
-
-class RequestDeferred(Deferred, RequestThrottledError):
-    """Deferred, for crawlee: it retries the request later."""
-
-
-class RequestLeaseTimeout(LeaseTimeout, RequestThrottledError):
-    """LeaseTimeout, for crawlee: it retries the request later."""
-
-
-def _converted(error: GatekeeperError) -> GatekeeperError:
-    """Convert an error to the class that derives from crawlee's as well."""
-    if isinstance(error, Deferred):
-        return RequestDeferred(error.decision)
-    if isinstance(error, Denied):
-        return RequestDenied(error.decision)
-    if isinstance(error, LeaseTimeout):
-        return RequestLeaseTimeout(error.url, str(error), retry_at=error.retry_at)
-    return RequestInvalidURL(error.url, error.problem) if isinstance(error, InvalidURL) else error
+_ERRORS = HopErrors(__name__, ContextPipelineInterruptedError, later=RequestThrottledError)
+"""Crawlee drops the request without processing it, or retries it later."""
+RequestDenied: type[Denied] = _ERRORS.denied
+RequestDeferred: type[Deferred] = _ERRORS.deferred
+RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
+RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
 class PoliteHttpClient(HttpClient):
@@ -168,9 +151,17 @@ class PoliteHttpClient(HttpClient):
         timeout: timedelta | None = None,
     ) -> HttpCrawlingResult:
         """Fetch a page, following redirects. Called by crawlee."""
-        wanted = _PendingRequest(request.method, request.url, request.headers, request.payload)
+        wanted = _PendingRequest(
+            request.url,
+            method=request.method,
+            headers=request.headers,
+            payload=request.payload,
+            session=session,
+            proxy_info=proxy_info,
+            timeout=timeout,
+        )
         try:
-            page = await self._fetch(wanted, session, proxy_info, timeout, stream=False)
+            response, _ = await self._fetch(wanted)
         except (RequestDenied, RequestInvalidURL) as error:
             if isinstance(error, RequestDenied):
                 _log.info("%s is skipped: %s", request.url, error)
@@ -179,10 +170,10 @@ class PoliteHttpClient(HttpClient):
                 await self._on_skipped(request.url, "robots_txt")
             raise
         if statistics is not None:
-            statistics.register_status_code(page.response.status_code)
+            statistics.register_status_code(response.status_code)
         request.loaded_url = wanted.url
-        request.user_data["gatekeeper_signals"] = await self._signals(page.response, wanted)
-        return HttpCrawlingResult(http_response=page.response)
+        request.user_data["gatekeeper_signals"] = await self._signals(response, wanted)
+        return HttpCrawlingResult(http_response=response)
 
     async def _signals(self, response: Any, wanted: _PendingRequest) -> dict[str, Any]:
         """Return what the header and the page say about themselves, as plain values."""
@@ -198,42 +189,20 @@ class PoliteHttpClient(HttpClient):
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
         return plain  # a stored request holds nothing but JSON
 
-    async def send_request(
-        self,
-        url: str,
-        *,
-        method: Any = "GET",
-        headers: HttpHeaders | dict[str, str] | None = None,
-        payload: bytes | None = None,
-        session: Any = None,
-        proxy_info: Any = None,
-        timeout: timedelta | None = None,
-    ) -> HttpResponse:
-        """Fetch a URL, following redirects."""
-        wanted = _PendingRequest(method, url, headers, payload)
-        page = await self._fetch(wanted, session, proxy_info, timeout, stream=False)
-        return page.response
+    async def send_request(self, url: str, **options: Any) -> HttpResponse:
+        """Fetch a URL, following redirects. `options` are those of crawlee's HttpClient: `method`,
+        `headers`, `payload`, `session`, `proxy_info` and `timeout`."""
+        response: HttpResponse
+        response, _ = await self._fetch(_PendingRequest(url, **options))
+        return response
 
     @asynccontextmanager
-    async def stream(
-        self,
-        url: str,
-        *,
-        method: Any = "GET",
-        headers: HttpHeaders | dict[str, str] | None = None,
-        payload: bytes | None = None,
-        session: Any = None,
-        proxy_info: Any = None,
-        timeout: timedelta | None = None,
-    ) -> AsyncIterator[HttpResponse]:
-        """Fetch a URL, following redirects, to read its body in pieces. The lease is held until the
+    async def stream(self, url: str, **options: Any) -> AsyncIterator[HttpResponse]:
+        """Fetch a URL like `send_request`, to read its body in pieces. The lease is held until the
         context is left."""
-        wanted = _PendingRequest(method, url, headers, payload)
-        page = await self._fetch(wanted, session, proxy_info, timeout, stream=True)
-        try:
-            yield page.response
-        finally:
-            await page.close()
+        response, stack = await self._fetch(_PendingRequest(url, stream=True, **options))
+        async with stack:
+            yield response
 
     async def cleanup(self) -> None:
         """Close the connections and end open leases. The client can be used again."""
@@ -249,24 +218,15 @@ class PoliteHttpClient(HttpClient):
 
     # -- hop by hop ----------------------------------------------------------------------
 
-    async def _fetch(
-        self,
-        wanted: _PendingRequest,
-        session: Any,
-        proxy: Any,
-        timeout: timedelta | None,
-        *,
-        stream: bool,
-    ) -> _Page:
+    async def _fetch(self, wanted: _PendingRequest) -> _Page:
         """Return the page at the end of the redirects."""
-        if proxy is not None:
+        if wanted.proxy_info is not None:
             accept_unguarded(self._config, self._accepted, "a proxy")
             if self._client is None:
                 raise ConfigError(
                     "a proxy needs an HTTP client of crawlee's: PoliteHttpClient(gate, "
                     "ImpitHttpClient(follow_redirects=False), guarded=False)"
                 )
-        left = None if timeout is None else timeout.total_seconds()
         loop = asyncio.get_running_loop()
         for _ in range(1 + self._max_redirects):
             try:
@@ -274,35 +234,27 @@ class PoliteHttpClient(HttpClient):
                     self._names.refuse_url(self._gate, wanted.url, wanted.headers.get("user-agent"))
                 hop = await begin(self._gate, wanted.url, wanted.headers.get("user-agent"))
             except GatekeeperError as error:
-                raise _converted(error) from error
+                raise _ERRORS.of(error, wanted.url) from error
             began = loop.time()
-            page = await self._send(hop, wanted, session, proxy, left, stream=stream)
-            left = None if left is None else max(0.001, left - (loop.time() - began))
-            location = page.response.headers.get("location")
-            if page.response.status_code not in _REDIRECTS or not location:
-                return page
+            response, stack = await self._send(hop, wanted)
+            if wanted.left is not None:
+                wanted.left = max(0.001, wanted.left - (loop.time() - began))
+            location = response.headers.get("location")
+            if response.status_code not in _REDIRECTS or not location:
+                return response, stack
             try:
                 target = urls.redirected(wanted.url, location)
             except InvalidURL as error:
                 if not location.strip().lower().startswith(("http:", "https:", "/")):
-                    return page  # a redirect to another scheme is not followed
-                await page.close()
-                raise _converted(error) from error
-            await page.close()
-            wanted.redirected(page.response.status_code, target)
-        status = page.response.status_code
+                    return response, stack  # a redirect to another scheme is not followed
+                await stack.aclose()
+                raise _ERRORS.of(error, wanted.url) from error
+            await stack.aclose()
+            wanted.redirected(response.status_code, target)
+        status = response.status_code
         raise HttpClientStatusCodeError(f"more than {self._max_redirects} redirects", status)
 
-    async def _send(
-        self,
-        hop: Hop,
-        wanted: _PendingRequest,
-        session: Any,
-        proxy: Any,
-        left: float | None,
-        *,
-        stream: bool,
-    ) -> _Page:
+    async def _send(self, hop: Hop, wanted: _PendingRequest) -> _Page:
         """Send one request under its lease."""
         stack = AsyncExitStack()
         headers = wanted.headers | {
@@ -310,9 +262,8 @@ class PoliteHttpClient(HttpClient):
         }
         sent = wanted.headers.get("user-agent")
         try:
-            async with asyncio.timeout(left):
-                opened = self._open(wanted, headers, session, proxy, left, stream=stream)
-                response = await stack.enter_async_context(opened)
+            async with asyncio.timeout(wanted.left):
+                response = await stack.enter_async_context(self._open(wanted, headers))
         except BaseException as error:
             refused = isinstance(error, GatekeeperError | ProxyError)
             hop.failed(
@@ -320,46 +271,35 @@ class PoliteHttpClient(HttpClient):
                 unconnected=error if isinstance(error, _CONNECT_ERRORS) else None,
             )
             if isinstance(error, Denied):  # the guard refused the address
-                raise _converted(self._names.denied(wanted.url, sent)) from error
+                raise _ERRORS.of(self._names.denied(wanted.url, sent), wanted.url) from error
             raise
         body = hop.answered(response.status_code, usual_names(response.headers))
         self._bodies.add(body)
         stack.callback(body.free)
-        if stream:
-            return _Page(_Counted(response, body), stack)
-        page = _Page(response, stack)
-        try:
-            async with asyncio.timeout(left):
-                if isinstance(response, _Response):
-                    await response.load()
-                body.came(len(await response.read()))
-        finally:
-            await page.close()
-        return page
+        if wanted.stream:
+            return _Counted(response, body), stack
+        async with stack, asyncio.timeout(wanted.left):
+            if isinstance(response, _Response):
+                await response.load()
+            body.came(len(await response.read()))
+        return response, stack
 
     def _open(
-        self,
-        wanted: _PendingRequest,
-        headers: dict[str, str],
-        session: Any,
-        proxy: Any,
-        left: float | None,
-        *,
-        stream: bool,
+        self, wanted: _PendingRequest, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[Any]:
         """Return a context manager that sends the request when it is entered."""
         client = self._client
         if client is None:
-            return self._own(wanted, headers, session)
+            return self._own(wanted, headers)
         options: dict[str, Any] = {
             "method": wanted.method,
             "headers": headers,
             "payload": wanted.payload,
-            "session": session,
-            "proxy_info": proxy,
-            "timeout": None if left is None else timedelta(seconds=left),
+            "session": wanted.session,
+            "proxy_info": wanted.proxy_info,
+            "timeout": None if wanted.left is None else timedelta(seconds=wanted.left),
         }
-        if stream:
+        if wanted.stream:
             return client.stream(wanted.url, **options)
 
         @asynccontextmanager
@@ -370,15 +310,15 @@ class PoliteHttpClient(HttpClient):
 
     @asynccontextmanager
     async def _own(
-        self, wanted: _PendingRequest, headers: dict[str, str], session: Any
+        self, wanted: _PendingRequest, headers: dict[str, str]
     ) -> AsyncIterator[_Response]:
-        url = url_of(wanted.url)
+        session = wanted.session
         if session is not None and "cookie" not in headers:
             cookies = session.cookies.get_cookie_string(wanted.url)
             headers = headers | ({"cookie": cookies} if cookies else {})
         async with self._connections().request(
             wanted.method,
-            url,
+            url_of(wanted.url),
             headers=headers,
             data=wanted.payload,
             allow_redirects=False,
@@ -418,13 +358,30 @@ def _follows_by_httpx(client: HttpClient) -> bool:
 class _PendingRequest:
     """A request to be sent; each redirect changes it."""
 
-    def __init__(self, method: str, url: str, headers: Any, payload: bytes | None) -> None:
-        self.method = method
+    def __init__(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Any = None,
+        payload: bytes | None = None,
+        session: Any = None,
+        proxy_info: Any = None,
+        timeout: timedelta | None = None,
+        stream: bool = False,
+    ) -> None:
         self.url = url
+        self.method = method
         self.headers: dict[str, str] = {
             name.lower(): value for name, value in dict(headers or {}).items()
         }
         self.payload = payload
+        self.session = session
+        self.proxy_info = proxy_info
+        self.left = None if timeout is None else timeout.total_seconds()
+        """Seconds that it may still take, without those of waiting for leases."""
+        self.stream = stream
+        """Whether the body is read in pieces, by the caller."""
 
     def redirected(self, status: int, url: str) -> None:
         """Change the request as the Fetch standard specifies (section 4.4, HTTP-redirect fetch)."""
@@ -442,16 +399,8 @@ class _PendingRequest:
         self.headers = {k: v for k, v in self.headers.items() if k not in gone}
 
 
-class _Page:
-    """A response, and the stack that keeps its connection and lease open."""
-
-    def __init__(self, response: Any, stack: AsyncExitStack) -> None:
-        self.response = response
-        self._stack = stack
-
-    async def close(self) -> None:
-        """Release the connection and the lease. Idempotent."""
-        await self._stack.aclose()
+_Page = tuple[Any, AsyncExitStack]
+"""A response, and what releases its connection and lease when it is closed."""
 
 
 class _Counted:

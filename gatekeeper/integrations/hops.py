@@ -62,12 +62,16 @@ class HopErrors:
     """The error classes of an integration: each derives from our error and from the library's.
 
     `base` is the library's error for failed requests, `invalid` are those for URLs that it can't
-    request. `module` is the name of the module from which the four classes can be imported under
-    these names.
+    request, `later` is that for a request which it should try again (by default `base`). `module`
+    is the name of the module from which the four classes can be imported under these names.
     """
 
     def __init__(
-        self, module: str, base: type[Exception], invalid: tuple[type[Exception], ...] = ()
+        self,
+        module: str,
+        base: type[Exception],
+        invalid: tuple[type[Exception], ...] = (),
+        later: type[Exception] | None = None,
     ) -> None:
         def both(ours: type[Exception], *theirs: type[Exception]) -> Any:
             text = f"{ours.__name__}, and an error of the library's."
@@ -75,8 +79,8 @@ class HopErrors:
             return type(f"Request{ours.__name__}", (ours, *theirs), members)
 
         self.denied: type[Denied] = both(Denied, base)
-        self.deferred: type[Deferred] = both(Deferred, self.denied)
-        self.late: type[LeaseTimeout] = both(LeaseTimeout, base)
+        self.deferred: type[Deferred] = both(Deferred, later or self.denied)
+        self.late: type[LeaseTimeout] = both(LeaseTimeout, later or base)
         self.invalid: type[InvalidURL] = both(InvalidURL, *(invalid or (base,)))
 
     def of(self, error: GatekeeperError, request: object) -> GatekeeperError:

@@ -14,14 +14,8 @@ with needs_extra("httpx", __name__):
     import httpcore
     import httpx
 
-__all__ = [
-    "PoliteTransport",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "SyncPoliteTransport",
-]
+__all__ = ["PoliteTransport", "SyncPoliteTransport"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _ERRORS = HopErrors(
     __name__, httpx.RequestError, invalid=(httpx.UnsupportedProtocol, httpx.InvalidURL)

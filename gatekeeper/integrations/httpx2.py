@@ -14,14 +14,8 @@ with needs_extra("httpx2", __name__):
     import httpcore2
     import httpx2
 
-__all__ = [
-    "PoliteTransport",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "SyncPoliteTransport",
-]
+__all__ = ["PoliteTransport", "SyncPoliteTransport"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _ERRORS = HopErrors(
     __name__, httpx2.RequestError, invalid=(httpx2.UnsupportedProtocol, httpx2.InvalidURL)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
-from gatekeeper.decision import Decision, refuse
+from gatekeeper.decision import refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -42,14 +42,8 @@ from gatekeeper.integrations.hops import (
 with needs_extra("playwright", __name__):
     from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
 
-__all__ = [
-    "PoliteRoutes",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "polite_route",
-]
+__all__ = ["PoliteRoutes", "polite_route"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +84,6 @@ _CANCELLED = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
 _SHOWN_SECONDS = 1.0
 """Timeout in seconds for asking a page for its User-Agent. Playwright waits until the current
 navigation of the page is over."""
-_BATCH_SECONDS = 0.005
-"""Seconds for which the requests of a page are collected for one batch of questions."""
 
 
 async def polite_route(
@@ -142,7 +134,6 @@ class PoliteRoutes:
         self._context = context
         self._gate: Any = gate
         self._exempt = frozenset(exempt)
-        self._decisions = _DecisionBatches(gate)
         self._hops: dict[Request, Hop] = {}
         """Navigations that were sent and have no response yet."""
         self._bodies: dict[Request, BodyInUse] = {}
@@ -233,7 +224,7 @@ class PoliteRoutes:
             agent = other_agent(name, self._gate.user_agent)
             own = self._gate.user_agent
             if request.resource_type not in self._exempt:
-                decision = await self._decisions.ask(url, agent)
+                decision = await self._gate.check(url, user_agent=agent)
                 refuse(decision)
                 own = own or decision.user_agent
             await route.continue_(headers=_headers_with(request, own if name is None else None))
@@ -259,25 +250,21 @@ class PoliteRoutes:
             self._bodies[response.request] = hop.answered(response.status, headers)
 
     def _ended(self, request: Request) -> None:
-        self._routed.discard(request)
-        body = self._bodies.pop(request, None)
-        if body is not None:
-            body.free()
-        hop = self._hops.pop(request, None)
-        if hop is not None:
-            failure = request.failure or ""
-            hop.failed(by_network=not any(word in failure for word in _CANCELLED))
+        failure = request.failure or ""
+        self._finish(request, by_network=not any(word in failure for word in _CANCELLED))
 
     def _closed(self, page: Page | None) -> None:
         """Clean up after a closed page, or with None after the context: no events will follow."""
         for request in list(self._routed):
             if page is None or _page_of(request) is page:
-                self._routed.discard(request)
-                body, hop = self._bodies.pop(request, None), self._hops.pop(request, None)
-                if body is not None:
-                    body.free()
-                if hop is not None:
-                    hop.failed(by_network=False)
+                self._finish(request, by_network=False)
+
+    def _finish(self, request: Request, *, by_network: bool) -> None:
+        self._routed.discard(request)
+        if (body := self._bodies.pop(request, None)) is not None:
+            body.free()
+        if (hop := self._hops.pop(request, None)) is not None:
+            hop.failed(by_network=by_network)
 
 
 async def _agent_of(page: Page) -> str | None:
@@ -299,43 +286,3 @@ def _page_of(request: Request) -> Page | None:
     with suppress(Error):  # the frame of a navigation may not exist yet
         return request.frame.page
     return None
-
-
-class _DecisionBatches:
-    """Batches decisions: the requests of a page at the same moment make one call per origin."""
-
-    def __init__(self, gate: Any) -> None:
-        self._gate = gate
-        self._waiting: dict[tuple[str, str | None], list[tuple[str, asyncio.Future[Decision]]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def ask(self, url: str, agent: str | None) -> Decision:
-        """Return the decision about a URL for an agent (None: the gate's). Raises InvalidURL."""
-        key = urls.parse(url).origin, agent
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Decision] = loop.create_future()
-        if key not in self._waiting:
-            self._waiting[key] = []
-            loop.call_later(_BATCH_SECONDS, self._ask_together, key)
-        self._waiting[key].append((url, future))
-        return await future
-
-    def _ask_together(self, key: tuple[str, str | None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask(key[1], self._waiting.pop(key)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _ask(
-        self, agent: str | None, asked: list[tuple[str, asyncio.Future[Decision]]]
-    ) -> None:
-        futures = iter([future for _, future in asked])
-        try:
-            wanted = [url for url, _ in asked]
-            async for decision in self._gate.check_many(wanted, user_agent=agent):
-                future = next(futures)
-                if not future.done():
-                    future.set_result(decision)
-        except Exception as error:  # noqa: BLE001 - raised in each caller of `ask`
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)

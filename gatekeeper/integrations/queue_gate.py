@@ -12,7 +12,7 @@ from datetime import datetime
 from math import inf
 from typing import Any, Final
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
 from gatekeeper import urls
@@ -21,52 +21,13 @@ from gatekeeper.clock import Clock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Denied, LeaseTimeout, SidecarError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.split_dict import SplitDict
 
 MAX_WAIT: Final = 600.0
 """Default of the maximum number of seconds to wait for a deferred request."""
 _MAX_GIVEN_UP: Final = 20_000
 """Maximum number of origins and hosts whose deferral is remembered as too long."""
-
-
-class Deferrals:
-    """For each origin, since when it has been deferring requests without interruption.
-
-    An origin is forgotten between two and four times `longest` seconds after its last request.
-    Requests that wait for it ask again sooner than that.
-    """
-
-    def __init__(self, clock: Clock, longest: float) -> None:
-        self._now = clock.monotonic
-        self._period = 2 * longest
-        self._current = SplitDict[str, float]()
-        """By origin, since when it has been deferring (monotonic): origins of the current period.
-        """
-        self._previous = SplitDict[str, float]()
-        """The same for origins that had no request since the current period began."""
-        self._period_ends = 0.0
-        """When the next period begins and `_current` becomes `_previous`."""
-
-    def __len__(self) -> int:
-        return self._current.size + self._previous.size
-
-    def waited(self, origin: str) -> float:
-        """Note that an origin defers now, and return for how many seconds it has been deferring."""
-        now = self._now()
-        if now >= self._period_ends:
-            late = now >= self._period_ends + self._period
-            self._previous = SplitDict() if late else self._current
-            self._current, self._period_ends = SplitDict(), now + self._period
-        since = self._current.get(origin)
-        if since is None:
-            before = self._previous.take(origin)
-            since = self._current[origin] = now if before is None else before
-        return now - since
-
-    def ended(self, origin: str) -> None:
-        """Note that an origin does not defer any more."""
-        self._current.take(origin)
-        self._previous.take(origin)
+_MAX_DEFERRING: Final = 100_000
+"""Maximum number of deferring origins whose time is kept."""
 
 
 class RefusedLease:
@@ -104,7 +65,9 @@ class Refusals:
     def __init__(self, clock: Clock, max_wait: float) -> None:
         self.clock = clock
         self._max_wait = max_wait
-        self._deferrals = Deferrals(clock, max_wait)
+        # Requests that wait for an origin ask again sooner than it is forgotten.
+        self._deferring = TTLCache[str, float](_MAX_DEFERRING, 2 * max_wait, clock.monotonic)
+        """For each origin, since when it has been deferring requests without interruption."""
 
     def refusal(self, decision: Decision | None) -> RefusedLease | None:
         """Return a refusal for a denial or a deferral that exceeds the maximum wait, else None."""
@@ -112,7 +75,7 @@ class Refusals:
             return None
         paused = decision.reason is Reason.HOST_PAUSED
         if paused or decision.verdict is Verdict.DENY:
-            self._deferrals.ended(decision.origin)
+            self._deferring.pop(decision.origin, None)
             # A paused host is waited for until the operator resumes it.
             return None if paused else RefusedLease(decision, self.clock)
         until, left = decision.retry_at, inf
@@ -124,17 +87,18 @@ class Refusals:
     def _unless_soon(self, who: str, left: float, why: Decision | str) -> RefusedLease | None:
         """Return a refusal if a deferral that ends in `left` seconds exceeds the maximum wait."""
         if who != SIDECAR:
-            self._deferrals.ended(SIDECAR)
-        late = left + self._deferrals.waited(who) > self._max_wait
+            self._deferring.pop(SIDECAR, None)
+        now = self.clock.monotonic()
+        since = self._deferring[who] = self._deferring.get(who, now)
+        late = left + now - since > self._max_wait
         return RefusedLease(why, self.clock) if late else None
 
     def _granted(self, lease: Any) -> Any:
         """Return the lease, after noting that its origin does not defer any more."""
-        if len(self._deferrals):
-            self._deferrals.ended(SIDECAR)
-            # A robots.txt may always be requested, even if retrieving it has failed.
-            if lease.decision.reason is not Reason.ROBOTS_FILE:
-                self._deferrals.ended(lease.decision.origin)
+        self._deferring.pop(SIDECAR, None)
+        # A robots.txt may always be requested, even if retrieving it has failed.
+        if lease.decision.reason is not Reason.ROBOTS_FILE:
+            self._deferring.pop(lease.decision.origin, None)
         return lease
 
     def too_late(self, origin: str, until: float, why: str) -> RefusedLease | None:
@@ -153,7 +117,7 @@ class Refusals:
                 raise
         except LeaseTimeout as error:
             # The origin's deferral may go on: the lease may have waited for its robots.txt.
-            self._deferrals.ended(SIDECAR)
+            self._deferring.pop(SIDECAR, None)
             found = self._late(url, error)
             if found is None:
                 raise

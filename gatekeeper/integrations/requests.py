@@ -48,13 +48,8 @@ with needs_extra("requests", __name__):
     from urllib3.util.response import is_fp_closed
     from urllib3.util.retry import Retry
 
-__all__ = [
-    "PoliteAdapter",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-]
+__all__ = ["PoliteAdapter"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _ERRORS = HopErrors(__name__, requests.RequestException, invalid=(requests.exceptions.InvalidURL,))
 RequestDenied: type[Denied] = _ERRORS.denied
@@ -90,14 +85,14 @@ class PoliteAdapter(HTTPAdapter):
         gate: SyncGatekeeper,
         *,
         max_retries: Retry | int = 0,
+        max_wait: float | None = None,
         guarded: bool | None = None,
         resolver: AbstractResolver | None = None,
-        max_wait: float | None = None,
         **options: Any,
     ) -> None:
+        self._accepted = guarded
         self._gate = gate
         self._max_wait = max_wait
-        self._accepted = guarded
         config = config_of(gate, blocking=True)
         self._names = GuardedNames(config, resolver)
         self._thread = threading.local()

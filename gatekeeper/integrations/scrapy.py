@@ -54,16 +54,8 @@ with needs_extra("scrapy", __name__):
         call_soon,
     )
 
-__all__ = [
-    "Addon",
-    "PoliteMiddleware",
-    "PoliteScheduler",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "RobotParser",
-]
+__all__ = ["Addon", "PoliteMiddleware", "PoliteScheduler", "RobotParser"]
+__all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLeaseTimeout"]
 
 _log = logging.getLogger(__name__)
 

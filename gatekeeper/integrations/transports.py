@@ -35,7 +35,7 @@ from gatekeeper.sync import SyncGatekeeper
 Mapped = Callable[[], AbstractContextManager[None]]
 
 
-class LeasedAsyncStream:
+class _LeasedBody:
     """The body of a response, whose lease ends when it is closed or dropped."""
 
     def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
@@ -44,6 +44,10 @@ class LeasedAsyncStream:
         self._inner = inner
         self._body = body
         self._converting_errors = mapped
+
+
+class LeasedAsyncStream(_LeasedBody):
+    """The body of an asynchronous response."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with self._converting_errors():
@@ -60,13 +64,8 @@ class LeasedAsyncStream:
             self._body.free()
 
 
-class LeasedStream:
-    """`LeasedAsyncStream` for threads."""
-
-    def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
-        self._inner = inner
-        self._body = body
-        self._converting_errors = mapped
+class LeasedStream(_LeasedBody):
+    """The body of a synchronous response."""
 
     def __iter__(self) -> Iterator[bytes]:
         with self._converting_errors():
@@ -385,6 +384,7 @@ class _Dialling:
     def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
         self._httpcore = httpcore
         self._network = getattr(httpcore, self.network)()
+        self.sleep = self._network.sleep
         self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
         self._names = names
         self._gate = gate
@@ -397,6 +397,10 @@ class _Dialling:
             raise
         except OSError as error:
             raise self._httpcore.ConnectError(str(error)) from error
+
+    def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
+        """Raise AddressRefused, since a unix socket is not the address of a site."""
+        raise AddressRefused
 
     def _failure(self, host: str, attempts: Attempts) -> Exception:
         return attempts.failure() or self._httpcore.ConnectError(f"{host} has no address")
@@ -424,14 +428,6 @@ class _Backend(_Dialling):
                 attempts.failures.append(error)
         raise self._failure(host, attempts)
 
-    async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Raise AddressRefused, since a unix socket is not the address of a site."""
-        raise AddressRefused
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`."""
-        await self._network.sleep(seconds)
-
 
 class _SyncBackend(_Dialling):
     """The synchronous backend. Names are resolved in the gate's loop."""
@@ -454,11 +450,3 @@ class _SyncBackend(_Dialling):
             except self._failures as error:
                 attempts.failures.append(error)
         raise self._failure(host, attempts)
-
-    def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Raise AddressRefused, since a unix socket is not the address of a site."""
-        raise AddressRefused
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`."""
-        self._network.sleep(seconds)

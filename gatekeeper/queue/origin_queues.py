@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -147,16 +146,9 @@ class GrantingGate(Protocol):
     def clock(self) -> Clock:
         """The clock of the gate."""
 
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> Coroutine[Any, Any, QueueLease]:
-        """Wait for a lease. Raises Denied, Deferred or LeaseTimeout.
+    @property
+    def acquire(self) -> Callable[..., Coroutine[Any, Any, QueueLease]]:
+        """Wait for a lease, as `Gatekeeper.acquire` does. Raises Denied, Deferred or LeaseTimeout.
 
         `owned` False: the lease belongs to no task and is in no context until it is entered.
         """
@@ -206,19 +198,11 @@ class LocalGate:
         self.acquire: Final = gate.acquire
         self.held: Final = parts.scheduler.held
         self.when_due: Final = parts.scheduler.when_due
-        self._take_now = parts.scheduler.take
         self._opened = parts.opened
 
     def take(self, url: str) -> Lease | None:
         """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""
         return self._opened().leases.take(url, None)
-
-    def is_due(self, host: str) -> bool:
-        """Return True if `when_due` would call back immediately, as far as local data can tell."""
-        # `admit` is called only if a lease could be granted; that it returns None refuses it.
-        offered: list[None] = []
-        self._take_now("", host, None, admit=partial(offered.append, None))
-        return bool(offered)
 
 
 def is_distant(gate: object) -> bool:

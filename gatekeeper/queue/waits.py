@@ -65,7 +65,6 @@ class QueueWaits:
     ) -> None:
         self._gate = gate
         self._local = None if is_distant(gate) else cast("QueueGate", gate)
-        self._is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
         self._clock = gate.clock
         self._queues = queues
         self._on_deferred = on_deferred
@@ -103,8 +102,6 @@ class QueueWaits:
                 self.back_off(queued)  # The next `get` raises it.
             else:
                 self._wait_for_lease(queued, entry)
-        elif self._is_due is not None and self._is_due(queued.host):
-            self._queues.ready(queued, announced=True)  # Cheaper than an immediate callback.
         else:
             self.watch(queued)
 

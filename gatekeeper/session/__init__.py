@@ -1,12 +1,11 @@
 """aiohttp sessions with a gate and a guard: see `gatekeeper.session.polite`."""
 
+from gatekeeper.fetching.fetcher import send_once
+from gatekeeper.fetching.guard_policy import Guard, Refusal
 from gatekeeper.session.polite import (
-    Guard,
-    Refusal,
     guarded_connector,
     plain_session,
     polite_session,
-    send_once,
     session_gate,
 )
 

@@ -23,7 +23,7 @@ from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.fetcher import FirstAnswer, send_once
 from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
-from gatekeeper.fetching.guard_policy import Guard, Refusal
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
@@ -32,16 +32,6 @@ from gatekeeper.library_internals import HEAD_LIMITS, wrap_requests
 from gatekeeper.session.middleware import RequestDeadline
 from gatekeeper.storage.base import Storage
 from gatekeeper.urls import url_of
-
-__all__ = [
-    "Guard",
-    "Refusal",
-    "guarded_connector",
-    "plain_session",
-    "polite_session",
-    "send_once",
-    "session_gate",
-]
 
 _GATE: Final = "gatekeeper"
 """Where a session has its gate, among its attributes: a session may be what its gate leads back to,

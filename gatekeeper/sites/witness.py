@@ -1,11 +1,10 @@
 """Find a URL that a given rule decides, or prove that there is none.
 
-A pattern of RFC 9309 is treated as a finite automaton over the characters of a path. Each literal
-piece between two stars is searched for from the left, and the leftmost match is always sufficient,
-so the state is just the piece and the number of its characters read so far. A path is decided by
-rule R if the automaton of R accepts it and those of all rules that take precedence over R do not.
-The product of these automata is searched from the start state in order of path length; if the
-search ends without such a path, there is none.
+A pattern of RFC 9309 is treated as a finite automaton over the characters of a path. Its state is
+the set of places in the pattern up to which the path can be read so far. A path is decided by rule
+R if the automaton of R accepts it and those of all rules that take precedence over R do not. The
+product of these automata is searched from the start state in order of path length; if the search
+ends without such a path, there is none.
 
 The product of many patterns with stars can have a very large number of states. The search is
 therefore bounded, and "not found" is distinguished from "does not exist".
@@ -89,118 +88,67 @@ class Budget:
         return Budget(min(self.left, _MAX_SEARCH))
 
 
-_DEAD, _ACCEPT = -1, -2
-"""Final states: in _DEAD no continuation of the path matches, in _ACCEPT every one does."""
-
-
 class _Automaton:
-    """The automaton of one pattern in normal form. A state is a number: see `_starts`."""
+    """The automaton of one pattern in normal form.
 
-    __slots__ = ("_anchored", "_borders", "_memory", "_pieces", "_starts", "initial", "min_length")
+    A state is the set of places in the pattern up to which the path so far can be read, one bit
+    each; 0: no continuation of the path matches. Once a star was reached, the places before it are
+    left out, since the star matches whatever they would.
+    """
+
+    __slots__ = ("_anchored", "_places", "_stars", "_text", "always", "initial")
 
     def __init__(self, pattern: str) -> None:
         self._anchored = pattern.endswith("$")
-        self._pieces = (pattern[:-1] if self._anchored else pattern).split("*")
-        if len(self._pieces) > 1 and not self._pieces[-1]:
-            self._anchored = False  # a star at the end matches any continuation
-        self._borders: dict[int, list[int]] = {}
-        self._memory: dict[tuple[int, str], int] = {}
-        self._starts: list[int] = []
-        """For each piece the state in which none of it was read. Each octet read adds one."""
-        state = 0
-        for piece in self._pieces:
-            self._starts.append(state)
-            state += len(piece) + 1
-        self.min_length: int = sum(map(len, self._pieces))
-        """Number of octets of the shortest path that matches."""
-        self.initial: int = self._skip_completed(0, 0)
+        self._text = text = squeeze(pattern[:-1] if self._anchored else pattern + "*")
+        self._places: dict[str, int] = {}
+        """For each character the places before which it stands."""
+        self._stars = self._before("*") if "*" in text else 0
+        self.always: int = 3 << len(text) - 1 if text.endswith("*") else -1
+        """The state in which every continuation of the path matches; -1: there is none."""
+        self.initial: int = self._closed(1)
 
-    def _skip_completed(self, place: int, read: int) -> int:
-        """Return the state after everything that needs no further octet: completed and empty
-        pieces."""
-        pieces = self._pieces
-        while read == len(pieces[place]):
-            if place + 1 == len(pieces):
-                if self._anchored:
-                    break
-                return _ACCEPT
-            place, read = place + 1, 0
-        return self._starts[place] + read
+    def _before(self, char: str) -> int:
+        places = self._places.get(char)
+        if places is None:
+            bits = "".join("1" if each == char else "0" for each in reversed(self._text))
+            places = self._places[char] = int(bits or "0", 2)
+        return places
+
+    def _closed(self, state: int) -> int:
+        """Add the places behind stars, and leave out those before the last star."""
+        stars = state & self._stars
+        last_star = max(0, stars.bit_length() - 1)
+        return (state | stars << 1) >> last_star << last_star
 
     def ends(self, state: int) -> bool:
         """Return True if a path that ends in this state matches."""
-        return state == _ACCEPT or (
-            self._anchored and state == self._starts[-1] + len(self._pieces[-1])
-        )
+        return bool(state >> len(self._text))
 
-    def step(self, state: int, text: str) -> int:
+    def step(self, state: int, token: str) -> int:
         """Return the state after some more characters."""
-        if state < 0:
-            return state
-        key = state, text
-        known = self._memory.get(key)
-        if known is None:
-            known = state
-            for char in text:
-                known = self._next(known, char)
-                if known < 0:
-                    break
-            self._memory[key] = known
-        return known
-
-    def _next(self, state: int, char: str) -> int:
-        place = self._place(state)
-        read = state - self._starts[place]
-        piece = self._pieces[place]
-        if not place:  # the path must begin with the first piece
-            if read < len(piece) and piece[read] == char:
-                return self._skip_completed(0, read + 1)
-            return _DEAD
-        borders = self._borders.get(place)
-        if borders is None:
-            borders = self._borders[place] = _borders(piece)
-        while read and (read == len(piece) or piece[read] != char):
-            read = borders[read]
-        if piece[read : read + 1] == char:
-            read += 1
-        return self._skip_completed(place, read)
-
-    def _place(self, state: int) -> int:
-        return bisect_left(self._starts, state + 1) - 1
+        for char in token:
+            state = self._closed((state & self._before(char)) << 1 | (state & self._stars))
+        return state
 
     def rest(self, state: int) -> tuple[str, bool]:
         """Return a pattern of which every match, after this state, is one of the whole pattern; and
         whether there are no others: within a piece after a star there are."""
-        place = self._place(state)
-        rest = "*".join(self._pieces[place:]) + ("$" if self._anchored else "")
-        return (f"*{rest}", state == self._starts[place]) if place else (rest[state:], True)
+        place = (state & -state).bit_length() - 1
+        rest = self._text[place:] + ("$" if self._anchored else "")
+        return rest, state == self._closed(1 << place)
 
     def forced(self, state: int) -> str:
         """Return the only possible continuation from here, or the empty string if there are
         others."""
-        return "" if state < 0 or self._place(state) else self._pieces[0][state:]
+        if state & self._stars:
+            return ""
+        return self._text[state.bit_length() - 1 :].partition("*")[0]
 
     def needed(self, state: int) -> int:
         """Return the minimum number of octets that have to follow before a path matches."""
-        if state < 0:
-            return 0
-        place = self._place(state)
-        rest = sum(map(len, self._pieces[place:])) if place < len(self._pieces) else 0
-        return rest - (state - self._starts[place])
-
-
-def _borders(piece: str) -> list[int]:
-    """Return for each number of octets read how many of them may begin the piece again (Knuth,
-    Morris, Pratt)."""
-    borders = [0] * (len(piece) + 1)
-    size = 0
-    for end in range(1, len(piece)):
-        while size and piece[end] != piece[size]:
-            size = borders[size]
-        if piece[end] == piece[size]:
-            size += 1
-        borders[end + 1] = size
-    return borders
+        place = state.bit_length() - 1
+        return len(self._text) - place - self._text.count("*", place)
 
 
 _RAW, _QUERY = 0, 1
@@ -231,35 +179,35 @@ class RankedRule:
             form = query_form(pattern)
             length = len(form)
             forms = list(dict.fromkeys((pattern, form)))
-        automata = [_Automaton(squeeze(each)) for each in forms]
+        automata = [_Automaton(each) for each in forms]
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
         self.automata = [(each, view) for each in automata for view in views]
         self.outline: _Automaton | None = automata[0]
         """Matches, as paths are sent, every path that the rule matches; None if none is known."""
         if "?" in pattern and _CHANGED_IN_QUERY(pattern):
             before = pattern.partition("?")[0]
-            self.outline = None if _CHANGED_IN_QUERY(before) else _Automaton(squeeze(before))
+            self.outline = None if _CHANGED_IN_QUERY(before) else _Automaton(before)
         self.rank: tuple[int, bool, int] = (length, allow, -number)
         """The longest rule decides, of equally long ones an Allow, and of these the first (RFC 9309
         section 2.2.2, RFC-17, RFC-18)."""
         literal = pattern.partition("*")[0]
         self.head: str = literal.removesuffix("$").partition("?")[0]
         """Octets with which every matching path begins."""
-        self.min_length: int = min(each.min_length for each in automata)
+        self.min_length: int = min(each.needed(each.initial) for each in automata)
         self.start: _RuleState = tuple(each.initial for each, _ in self.automata)
+        if automata[0].initial == automata[0].always:
+            self.start = _ALWAYS
 
     def step(self, state: _RuleState, views: tuple[str, str]) -> _RuleState | None:
         """Return the state after a token; None if no such path matches, `_ALWAYS` if all of them
         match."""
         after = []
-        alive = False
         for (automaton, view), one in zip(self.automata, state, strict=True):
             new = automaton.step(one, views[view])
-            if new == _ACCEPT:
+            if new == automaton.always:
                 return _ALWAYS
-            alive = alive or new != _DEAD
             after.append(new)
-        return tuple(after) if alive else None
+        return tuple(after) if any(after) else None
 
     def ends(self, state: _RuleState) -> bool:
         """Return True if a path that ends in this state matches."""
@@ -271,9 +219,7 @@ class RankedRule:
         """Return the minimum number of octets that have to follow before a path matches."""
         if state == _ALWAYS:
             return 0
-        return min(
-            a.needed(one) for (a, _), one in zip(self.automata, state, strict=True) if one != _DEAD
-        )
+        return min(a.needed(one) for (a, _), one in zip(self.automata, state, strict=True) if one)
 
     def forced(self, state: _RuleState) -> str:
         """Return the only possible continuation, or the empty string if there are several."""
@@ -282,7 +228,7 @@ class RankedRule:
         return self.automata[0][0].forced(state[0])
 
 
-_ALWAYS: _RuleState = (_ACCEPT,)
+_ALWAYS: _RuleState = (-1,)
 _ROBOTS_TXT = RankedRule(-1, True, ROBOTS_TXT + "$")
 """The built-in rule that takes precedence over all others (RFC 9309 section 2.2.2, RFC-20)."""
 
@@ -389,11 +335,11 @@ def _covers(wider: RankedRule, rule: RankedRule, head: str) -> bool:
         return False
     for begin in ("", head):
         after, state = outer.step(outer.initial, begin), inner.step(inner.initial, begin)
-        if after == _ACCEPT:
+        if after == outer.always:
             return True
-        if min(after, state) >= 0:
-            pattern, exact = inner.rest(state)
-            text = pattern[:-1] if pattern.endswith("$") else pattern + "*"
+        if after and state:
+            text, exact = inner.rest(state)
+            text = text.removesuffix("$")
             other = outer.rest(after)[0]
             # `wild_match` takes a `/` at the beginning for granted.
             if exact and text.startswith(other[:1].strip("*")) and wild_match(other, text):

@@ -14,7 +14,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
-from typing import Protocol
+from typing import TypeAlias
 
 import msgspec
 
@@ -32,26 +32,15 @@ TOLERANCE = 1e-6
 """Seconds allowed for rounding errors in sums of floats."""
 
 
-class Experience(Protocol):
+class Account(msgspec.Struct, eq=False):
     """What one scope sees of its visitor, in monotonic seconds."""
 
     interval: float
     """Seconds that the scope asks for now."""
-    limit: int
-    """Most requests in flight."""
-    basis: float
-    """Latest start, response head or failure."""
-    blocked_until: float
-    in_flight: int
-    unheaded: int
-
-
-class Account(msgspec.Struct, eq=False):
-    """The plain `Experience`."""
-
-    interval: float
     limit: int = 1
+    """Most requests in flight."""
     basis: float = -INF
+    """Latest start, response head or failure."""
     blocked_until: float = -INF
     in_flight: int = 0
     unheaded: int = 0
@@ -159,7 +148,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
 
 
 class _Site(Waiter):
-    """A simulated host: waits for its own leases, and is the `Experience` of its visitor."""
+    """A simulated host: waits for its own leases, and is the account of its visitor."""
 
     __slots__ = (
         "asked",
@@ -225,6 +214,8 @@ class _Site(Waiter):
         raise AssertionError
 
 
+Experience: TypeAlias = Account | _Site
+"""An account, or a site that is its own."""
 _UnderWay = tuple[float, Grant, _Site]
 """A request in flight, with the time of its head or end."""
 

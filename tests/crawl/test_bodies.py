@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 from aiohttp import StreamReader
@@ -150,14 +150,15 @@ async def test_a_full_disk_is_not_taken_for_a_failed_request(tmp_path: Path) -> 
 async def test_a_small_body_for_which_there_is_no_room_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(descriptor: int, mode: str) -> IO[bytes]:
+        os.close(descriptor)
+        return open("/dev/full", mode)
 
     folder = Folder(tmp_path)
     with Body(URL, folder, limit=100, spool=False) as body:
         await body.receive(content(b"hello"))
-        monkeypatch.setattr(manifest.os, "write", full)
-        with pytest.raises(StorageError, match=r"a\.test: No space left"):
+        monkeypatch.setattr(manifest.os, "fdopen", full)
+        with pytest.raises(StorageError, match=r"\.parts: No space left"):
             body.keep("")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

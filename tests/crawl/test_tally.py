@@ -15,7 +15,6 @@ from gatekeeper.crawl.progress import (
     Live,
     Plain,
     Progress,
-    Speed,
     Speedometer,
     Tally,
     line_of,
@@ -164,32 +163,24 @@ def test_plain_lines_say_done_denied_waiting_failed_and_the_next_turns() -> None
     )
 
 
-def test_plain_lines_say_how_fast_it_goes_and_how_long_it_takes() -> None:
+def test_plain_lines_end_with_the_speed() -> None:
     stream = io.StringIO()
     with Plain(stream) as progress:
-        made = tally(*(fetched(f"https://a.test/{n}", size=1_000) for n in range(20)), total=50)
-        progress.show(made, [], Speed(2.0, 2_000.0, 75.0))
-    assert stream.getvalue().endswith("20.0 kB, 2 URLs/s, 2.0 kB/s, about 1:15 left\n")
-
-
-def test_a_high_rate_is_written_out() -> None:
-    stream = io.StringIO()
-    with Plain(stream) as progress:
-        progress.show(tally(fetched()), [], Speed(1234.5, 2_000_000.0, None))
-    assert stream.getvalue().endswith(", 1,234 URLs/s, 2.0 MB/s\n")
+        progress.show(tally(fetched()), [], ", 2 URLs/s")
+    assert stream.getvalue().endswith("10 bytes, 2 URLs/s\n")
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:
     meter, made = Speedometer(), Tally(total=1_000)
-    assert meter.read(100.0, made, []) is None
-    assert meter.read(100.1, made, []) is None  # too short a time to tell
+    assert meter.read(100.0, made, []) == ""
+    assert meter.read(100.1, made, []) == ""  # too short a time to tell
     for second in range(1, 201):
         if second <= 100:
-            made.add(fetched(size=50))
+            made.add(fetched(size=2_000))
         speed = meter.read(100.0 + second, made, [])
         if second == 100:
-            assert speed == Speed(1.0, 50.0, None)  # the list has not come to its end
-    assert speed == Speed(0.0, 0.0, None)
+            assert speed == ", 1 URLs/s, 2.0 kB/s"  # the list has not come to its end
+    assert speed == ", 0 URLs/s, 0 bytes/s"
 
 
 def test_a_crawl_takes_at_least_as_long_as_its_slowest_host() -> None:
@@ -198,10 +189,18 @@ def test_a_crawl_takes_at_least_as_long_as_its_slowest_host() -> None:
     meter.read(0.0, made, [])
     for _ in range(100):
         made.add(fetched())
-    assert meter.read(10.0, made, []) == Speed(10.0, 100.0, 1.0)
-    assert meter.read(10.0, made, [slow]) == Speed(10.0, 100.0, 4.0 + 9 * 30.0)
+    rates = ", 10 URLs/s, 100 bytes/s"
+    assert meter.read(10.0, made, []) == f"{rates}, about 1.0 s left"
+    assert meter.read(10.0, made, [slow]) == f"{rates}, about 4:34 left"
     paused = DueOrigin("paused.test", float("inf"), 1)
-    assert meter.read(10.0, made, [paused]) == Speed(10.0, 100.0, None)
+    assert meter.read(10.0, made, [paused]) == rates
+
+
+def test_a_high_rate_is_written_out() -> None:
+    meter, made = Speedometer(), Tally(total=110_000)
+    meter.read(0.0, made, [])
+    made.done = 1_234
+    assert meter.read(1.0, made, []) == ", 1,234 URLs/s, 0 bytes/s"
 
 
 def test_plain_lines_begin_when_there_is_anything_to_say() -> None:

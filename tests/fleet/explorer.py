@@ -34,7 +34,7 @@ from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import ledger as ledger_module
 from gatekeeper.fleet.scripts import FORMAT, TURN
-from gatekeeper.fleet.store import CALL_DEADLINE, StoreDown, StoreIdentity
+from gatekeeper.fleet.store import CALL_DEADLINE, StoreDown
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 
@@ -177,8 +177,8 @@ class World:
     """Restores the initial state of the store."""
 
     @property
-    def identity(self) -> StoreIdentity:
-        return StoreIdentity(f"run{self.generation}", "")
+    def identity(self) -> str:
+        return f"run{self.generation}:"
 
     def note(self, what: str) -> None:
         self.told.append(f"{self.loop.now - BEGIN:8.4f} {what}")
@@ -331,7 +331,7 @@ class SimulatedStore:
     def __init__(self, url: str, config: FleetConfig, *, any_epoch: bool = False, tag: str = ""):
         self.where = url
         self.config = config
-        self.identity = StoreIdentity("", "")
+        self.identity = ""
         self._who = _ACTING.get()
         self._wire: Wire | None = None
         self._hears: Wire | None = None
@@ -346,7 +346,7 @@ class SimulatedStore:
         if self._hears is not None:
             self._hears.broke()
 
-    async def connect(self, *, starting: bool = False) -> StoreIdentity:
+    async def connect(self, *, starting: bool = False) -> str:
         await self.hang_up()
         await self._connected()
         wire = self._wire = Wire(self.world, self._who)

@@ -368,7 +368,7 @@ async def test_sentinels_and_their_master_over_tls_with_a_password_each(
                     f"{place}&sentinel_password=watch", FleetConfig(allow_lost_writes=True)
                 )
                 try:
-                    assert (await store.connect(starting=True)).run
+                    assert await store.connect(starting=True)
                     break
                 except LedgerLost:  # the Sentinel has not asked its master yet
                     await asyncio.sleep(0.05)
@@ -432,7 +432,7 @@ async def test_a_version_that_is_too_old_is_refused(
     try:
         if right:
             store = Store(proxy.url, FleetConfig())
-            assert (await store.connect(starting=True)).run
+            assert await store.connect(starting=True)
             await store.close()
         else:
             said = await refused(proxy.url)
@@ -452,7 +452,7 @@ async def test_replicas_that_may_miss_the_last_writes_are_refused_unless_that_is
         for settings, least in (({"allow_lost_writes": True}, "0"), ({}, "1")):
             pair.master.ask("CONFIG", "SET", "min-replicas-to-write", least)
             store = Store(pair.master.url, FleetConfig(**settings))  # type: ignore[arg-type]
-            assert (await store.connect(starting=True)).run
+            assert await store.connect(starting=True)
             await store.close()
     finally:
         pair.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -14,7 +15,7 @@ from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet.ledger import MAX_FLIGHTS
 from gatekeeper.fleet.store import Flights
-from gatekeeper.pacing.ledger import End, Granted
+from gatekeeper.pacing.ledger import End, Granted, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Server
@@ -239,6 +240,68 @@ async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None
     await asyncio.sleep(0)
     assert not ledger._renewals(["a:1"])
     await ending
+
+
+@pytest.fixture
+def never_forgotten(far: FarMember, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the store knew the clock of `h`, after each script call of the member."""
+    send, known = far.ledger._store.scripts, list[bool]()
+
+    async def spied(*arguments: Any) -> list[Any]:
+        found = await send(*arguments)
+        known.append(far.knows("h"))
+        return found
+
+    monkeypatch.setattr(far.ledger._store, "scripts", spied)
+    return known
+
+
+async def test_a_renewal_sent_before_the_end_of_its_hold_keeps_the_clock(
+    far: FarMember, never_forgotten: list[bool]
+) -> None:
+    """The flight with the renewal waits for a recovery, meanwhile the request ends."""
+    ledger = far.ledger
+    assert await granted(ledger, "a:1", "h")
+    await until(lambda: not ledger._flights.tasks)
+    async with ledger._lock:
+        ledger._epoch = ""
+        renewing = asyncio.create_task(ledger.renew(["a:1"]))
+        await until(lambda: bool(ledger._flights.tasks) and not ledger._pending)
+        ending = asyncio.create_task(ledger.end([End("a:1")]))
+        await until(lambda: bool(ledger._pending))
+    await asyncio.gather(renewing, ending)
+    assert len(never_forgotten) >= 3
+    assert all(never_forgotten)
+
+
+async def test_a_hold_that_ends_while_it_is_pushed_keeps_its_clock(
+    far: FarMember, monkeypatch: pytest.MonkeyPatch, never_forgotten: list[bool]
+) -> None:
+    """After the store lost its data. Its clock did not lie ahead, so the hold alone tells of it."""
+    ledger, ending = far.ledger, list[asyncio.Task[None]]()
+    monkeypatch.setattr("gatekeeper.fleet.ledger._PUSH_BATCH", 1)
+    listen_to, execute = Listener(), ledger._execute
+    monkeypatch.setattr(listen_to, "clocks", lambda: [ScopeClock("known", 5.0, 60.0)])
+    ledger.listen("a", listen_to)
+    await ledger.end([End("a:0")])
+    assert await granted(ledger, "a:1", "h")
+
+    async def pushed(operations: list[Any], epoch: str = "") -> list[Any]:
+        found = await execute(operations, epoch)
+        if operations and operations[0][0] == "c":
+            ending.append(asyncio.create_task(ledger.end([End("a:1")])))
+            await until(lambda: bool(ledger._pending))
+            never_forgotten.clear()
+        return found
+
+    monkeypatch.setattr(ledger, "_execute", pushed)
+    far.server.ask("FLUSHALL")
+    with contextlib.suppress(LedgerLost):
+        await take(ledger, "a:2", "k")
+    await take(ledger, "a:2", "k")
+    await asyncio.gather(*ending)
+    assert ending
+    assert all(never_forgotten)
 
 
 def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_be() -> None:

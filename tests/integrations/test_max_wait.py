@@ -210,7 +210,7 @@ async def test_what_is_remembered_of_many_origins_is_forgotten() -> None:
         for number in range(500):
             gate.say(f"http://h{number}.test", TimeoutError())
             await drive(clock, shown.check(f"http://h{number}.test/"))
-        assert len(shown._deferrals) == 500
+        assert len(shown._deferring) == 500
         clock.advance(4 * MAX_WAIT)
         await drive(clock, shown.check("http://h0.test/"))
-        assert len(shown._deferrals) == 1
+        assert len(shown._deferring) == 1
