@@ -3,196 +3,23 @@
 They are parsed and passed on; none of them changes which URLs may be fetched. In robots.txt:
 Content-Usage (draft-ietf-aipref-attach), Content-Signal, Clean-param, Host, License. In a response:
 Content-Usage (SIG-03), X-Robots-Tag (SIG-20), Robots-Tag (SIG-21), tdm-reservation (SIG-19), Link
-rel="license" (SIG-15). In a page: meta robots (SIG-20). `parse_dictionary` and `parse_list` parse
-structured fields (RFC 9651) and raise FieldError. The functions for header fields and pages never
-raise: what cannot be parsed is ignored.
+rel="license" (SIG-15). In a page: meta robots (SIG-20). No function raises: what cannot be parsed
+is ignored.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeAlias, TypeVar
+from functools import cache
+from typing import TypeVar
 
 import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-
-
-class FieldError(ValueError):
-    """Raised for text that is not a valid structured field."""
-
-
-class StructuredToken(str):
-    """A bare word of a structured field, as opposed to a quoted string."""
-
-    __slots__ = ()
-
-
-BareItem: TypeAlias = "int | float | str | StructuredToken | bytes | bool | datetime"
-
-
-class Item(msgspec.Struct, frozen=True):
-    """A value with its parameters. The value of an inner list is a tuple of items."""
-
-    value: BareItem | tuple[Item, ...]
-    params: dict[str, BareItem]
-
-
-_KEY = re.compile(r"[a-z*][a-z0-9_\-.*]*+")
-_TOKEN = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
-_NUMBER = re.compile(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
-_STRING = re.compile(r'"((?>(?:[ !#-\[\]-~]|\\["\\])*))"')
-_BYTES = re.compile(r":([A-Za-z0-9+/=]*+):")
-_DISPLAY = re.compile(r'%"((?>(?:[ !#$&-~]|%[0-9a-f]{2})*))"')
-_ESCAPED = re.compile(r"\\(.)")
-_OWS = re.compile(r"[ \t]*+")
-_SP = re.compile(r" *+")
-
-
-def parse_dictionary(text: str) -> dict[str, Item]:
-    """Return the members by key; the last of several members with one key counts. Raises
-    FieldError.
-
-    >>> parse_dictionary("train-ai=n, search=y;x")["search"].value
-    'y'
-    """
-    members: dict[str, Item] = {}
-    reader = _Reader(text)
-    while not reader.ended():
-        key = reader.take(_KEY)[0]
-        members[key] = reader.member() if reader.skip("=") else Item(True, reader.params())
-        reader.next_member()
-    return members
-
-
-def parse_list(text: str) -> list[Item]:
-    """Return the members in order. Raises FieldError.
-
-    >>> [item.value for item in parse_list("a, 1;q=0.5, (b c)")][:2]
-    ['a', 1]
-    """
-    members: list[Item] = []
-    reader = _Reader(text)
-    while not reader.ended():
-        members.append(reader.member())
-        reader.next_member()
-    return members
-
-
-class _Reader:
-    """Parser of a structured field. All methods advance `at` and raise FieldError."""
-
-    __slots__ = ("at", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text.strip(" ")
-        self.at = 0
-
-    def ended(self) -> bool:
-        return self.at >= len(self.text)
-
-    def skip(self, char: str) -> bool:
-        if self.text.startswith(char, self.at):
-            self.at += 1
-            return True
-        return False
-
-    def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            raise FieldError(f"unexpected text at {self.at}")
-        self.at = found.end()
-        return found
-
-    def next_member(self) -> None:
-        """Skip the comma before the next member. A comma at the end is an error."""
-        self.take(_OWS)
-        if self.ended():
-            return
-        if not self.skip(","):
-            raise FieldError(f"a comma is missing at {self.at}")
-        self.take(_OWS)
-        if self.ended():
-            raise FieldError("a comma at the end")
-
-    def member(self) -> Item:
-        return self.inner_list() if self.skip("(") else self.item()
-
-    def inner_list(self) -> Item:
-        items: list[Item] = []
-        while True:
-            blanks = self.take(_SP)[0]
-            if self.skip(")"):
-                return Item(tuple(items), self.params())
-            if items and not blanks:
-                raise FieldError(f"a blank is missing at {self.at}")
-            items.append(self.item())
-
-    def item(self) -> Item:
-        value = self.bare()
-        return Item(value, self.params())
-
-    def params(self) -> dict[str, BareItem]:
-        params: dict[str, BareItem] = {}
-        while self.skip(";"):
-            self.take(_SP)
-            key = self.take(_KEY)[0]
-            params[key] = self.bare() if self.skip("=") else True
-        return params
-
-    def bare(self) -> BareItem:
-        char = self.text[self.at : self.at + 1]
-        if char.isalpha() or char == "*":
-            return StructuredToken(self.take(_TOKEN)[0])
-        if char == '"':
-            return _ESCAPED.sub(r"\1", self.take(_STRING)[1])
-        if char == ":":
-            return _decode_base64(self.take(_BYTES)[1])
-        if char == "?":
-            return self.take(_BOOLEAN)[0] == "?1"
-        if char == "@":
-            self.at += 1
-            return _to_datetime(self.number())
-        if char == "%":
-            return _decode_display(self.take(_DISPLAY)[1])
-        return self.number()
-
-    def number(self) -> int | float:
-        found = self.take(_NUMBER)
-        return float(found[0]) if found[2] else int(found[0])
-
-
-_BOOLEAN = re.compile(r"\?[01]")
-
-
-def _decode_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error as error:
-        raise FieldError("no base64") from error
-
-
-def _to_datetime(number: int | float) -> datetime:
-    if isinstance(number, float):
-        raise FieldError("a date is a whole number")
-    try:
-        return datetime.fromtimestamp(number, UTC)
-    except (ValueError, OverflowError, OSError) as error:
-        raise FieldError("a date that no calendar holds") from error
-
-
-def _decode_display(text: str) -> str:
-    octets = re.sub(rb"%([0-9a-f]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode())
-    try:
-        return octets.decode()
-    except UnicodeDecodeError as error:
-        raise FieldError("no UTF-8") from error
-
 
 _PATH = re.compile(r"(/[^ \t]*+)[ \t]*+")
 _SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
@@ -201,28 +28,47 @@ _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 # SIG-12: the AIPREF labels that correspond to Content-Signal. `ai-input` has no label.
 CATEGORIES = frozenset({"train-ai", "search"})
 """The labels of the vocabulary (SIG-01)."""
-_MAX_PARSED_USAGE = 1_024
 
-# The grammar of RFC 9651 without dates, byte sequences and display strings, in which well-formed
-# text can have an invalid value. Every repetition is possessive or atomic, so the time is linear.
-_LABEL_KEY = r"[a-z*][a-z0-9_\-.*]*+"
+# The grammar of structured fields (RFC 9651). Every repetition is possessive or
+# atomic, so the time is linear.
+_KEY = r"[a-z*][a-z0-9_\-.*]*+"
+_TAIL = "%[89ab][0-9a-f]"
 _BARE = (
     r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
     r"|-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})(?![0-9.])"
     r'|"(?>(?:[ !#-\[\]-~]|\\["\\])*)"'
-    r"|\?[01])"
+    r"|\?[01]"
+    r"|@-?[0-9]{1,15}(?![0-9.])"
+    r"|:[A-Za-z0-9+/=]*+:"
+    # A display string is UTF-8.
+    rf'|%"(?>(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]){_TAIL}'
+    rf"|%(?:e0%[ab][0-9a-f]|e[1-9abcef]{_TAIL}|ed%[89][0-9a-f]){_TAIL}"
+    rf'|%(?:f0%[9ab][0-9a-f]|f[123]{_TAIL}|f4%8[0-9a-f]){_TAIL}{_TAIL})*)")'
 )
-_PARAMS = rf"(?>(?:; *+{_LABEL_KEY}(?>(?:={_BARE})?))*)"
+_PARAMS = rf"(?>(?:; *+{_KEY}(?>(?:={_BARE})?))*)"
 _ITEMS = rf"\( *+(?>(?:{_BARE}{_PARAMS}(?>(?: ++{_BARE}{_PARAMS})*) *+)?)\){_PARAMS}"
-_ANSWER = r"([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/])"
-_MEMBER = (
-    rf"({_LABEL_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
-    r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
+_NEXT = r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
+_LABEL = (
+    rf"({_KEY})(?:=(?:([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/]){_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})"
+    rf"|{_PARAMS}){_NEXT}"
 )
-_MEMBERS = re.compile(_MEMBER)
-# Without groups: Python 3.11 loses groups inside a possessive repetition.
-_UNMARKED = _MEMBER.replace(f"({_LABEL_KEY})", _LABEL_KEY).replace("([yn])", "[yn]")
-_DICTIONARY = re.compile(rf" *+(?>(?:{_UNMARKED})*)\Z")
+_PARAM = rf"; *+({_KEY})(?:=({_BARE}))?"
+_ROBOTS_TAG = rf"(?:({_BARE})({_PARAMS})|{_ITEMS}){_NEXT}"
+
+
+@cache
+def _members_of(member: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return an expression that matches a whole field of such members, and one for each of them."""
+    # Without groups: Python 3.11 loses groups inside a possessive repetition.
+    unmarked = re.sub(r"(?<!\\)\((?!\?)", "(?:", member)
+    return re.compile(rf" *+(?>(?:{unmarked})*)\Z"), re.compile(member)
+
+
+def _members(member: str, text: str) -> list[tuple[str, str]] | None:
+    """Return the two groups of each member of a structured field, or None if the text is none."""
+    whole, each = _members_of(member)
+    return each.findall(text) if whole.match(text) else None
+
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
 
@@ -262,26 +108,13 @@ def parse_preferences(text: str) -> dict[str, str]:
 
 
 def usage_labels(text: str) -> dict[str, str] | None:
-    """Return every label of a Dictionary with `y`, `n`, or the empty string for any other value.
+    """Return every label of a Dictionary with `y`, `n`, or the empty string for any other value;
+    the last of several members with one label counts.
 
-    Return None if the text cannot be parsed. Common kinds of values are parsed by one regular
-    expression. A text with dates, byte sequences or display strings is parsed value by value, if it
-    has at most 1,024 characters.
+    Return None if the text cannot be parsed.
     """
-    if _DICTIONARY.match(text):
-        return dict(_MEMBERS.findall(text))
-    if len(text) > _MAX_PARSED_USAGE:
-        return None
-    try:
-        members = parse_dictionary(text)
-    except FieldError:
-        return None
-    return {
-        key: str(item.value)
-        if isinstance(item.value, StructuredToken) and item.value in {"y", "n"}
-        else ""
-        for key, item in members.items()
-    }
+    labels = _members(_LABEL, text)
+    return None if labels is None else dict(labels)
 
 
 def combine(views: Iterable[Mapping[str, str]], no: str) -> dict[str, str]:
@@ -616,18 +449,26 @@ def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
     >>> sorted(parse_robots_tag(["*;nosnippet, ExampleBot;noindex"], "examplebot").names)
     ['noindex', 'nosnippet']
     """
-    try:
-        members = parse_list(_joined(values))
-    except FieldError:
-        return PageRules()
     rules: list[PageRules] = []
-    for item in members:
-        if isinstance(item.value, StructuredToken) and item.value.lower() in {"*", agent.lower()}:
-            for name, argument in item.params.items():
-                if argument is not False:
-                    text = "" if argument is True else str(argument)
-                    rules.append(_parse_page_rule(name, text))
+    for token, params in _members(_ROBOTS_TAG, _joined(values)) or ():
+        if token.lower() in {"*", agent.lower()}:
+            arguments = dict(_members(_PARAM, params) or ())
+            rules += [
+                _parse_page_rule(name, _argument_of(value))
+                for name, value in arguments.items()
+                if value != "?0"
+            ]
     return _strictest(rules)
+
+
+def _argument_of(value: str) -> str:
+    """Return the value of a parameter as X-Robots-Tag has it; empty if it has none."""
+    if value[:1] == '"':
+        return _QUOTED_PAIR.sub(r"\1", value[1:-1])
+    if value[:1] == "@":
+        with suppress(ValueError, OverflowError, OSError):  # a date that no calendar holds
+            return str(datetime.fromtimestamp(int(value[1:]), UTC))
+    return "" if value == "?1" else value
 
 
 def parse_meta_robots(html: bytes | str, agent: str) -> PageRules:
