@@ -29,11 +29,11 @@ import sqlite3
 import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import astuple
 
 from gatekeeper.errors import StorageError
 from gatekeeper.storage.base import (
@@ -82,6 +82,7 @@ _COLUMN_TYPES: dict[Any, str] = {
     bytes | None: "BLOB",
 }
 """The column of a record's field, by its type."""
+_FROM_SQL = (str, str | None, bool, tuple[str, ...])
 _ADDED_DEFAULTS = {"TEXT NOT NULL": "''", "INTEGER NOT NULL": "0", "REAL NOT NULL": "0"}
 """The value of a column that was added, in rows of an earlier version. New tables have no
 defaults: INSERT OR REPLACE would store them in place of an invalid NULL."""
@@ -89,11 +90,14 @@ defaults: INSERT OR REPLACE would store them in place of an invalid NULL."""
 
 def _columns_of(record: type[msgspec.Struct]) -> dict[str, str]:
     """Return the column of each field by name. The first is the key; a body is in `blobs`."""
-    key, *fields = msgspec.structs.fields(record)
-    columns = {key.name: "TEXT PRIMARY KEY"}
-    return columns | {one.name: _COLUMN_TYPES[one.type] for one in fields if one.name != "body"}
+    columns = {name: _COLUMN_TYPES[kind] for name, kind in _TYPES[record].items() if name != "body"}
+    return columns | {next(iter(columns)): "TEXT PRIMARY KEY"}
 
 
+_TYPES = {
+    record: {one.name: one.type for one in msgspec.structs.fields(record)}
+    for record in (OriginRecord, ClockRecord, HistoryEntry)
+}
 _RECORD_TABLES = {"origins": _columns_of(OriginRecord), "clocks": _columns_of(ClockRecord)}
 
 
@@ -364,30 +368,31 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
 ORIGIN_COLUMNS = tuple(_RECORD_TABLES["origins"])
 CLOCK_COLUMNS = tuple(_RECORD_TABLES["clocks"])
 
-_PUT_ORIGIN = (
-    f"INSERT OR REPLACE INTO origins ({', '.join(ORIGIN_COLUMNS)})"
-    f" VALUES ({', '.join('?' * len(ORIGIN_COLUMNS))})"
-)
 _GET_ORIGIN = (
     f"SELECT {', '.join('o.' + name for name in ORIGIN_COLUMNS)}, b.body"
     " FROM origins AS o LEFT JOIN blobs AS b ON b.hash = o.body_hash WHERE o.origin = ?"
 )
-_PUT_CLOCK = (
-    f"INSERT OR REPLACE INTO clocks ({', '.join(CLOCK_COLUMNS)})"
-    f" VALUES ({', '.join('?' * len(CLOCK_COLUMNS))})"
-)
 _GET_CLOCKS = f"SELECT {', '.join(CLOCK_COLUMNS)} FROM clocks"
 
-Text = str | bytes
 _Record = TypeVar("_Record")
 
+_CONVERTED = {
+    record: {name: kind for name, kind in types.items() if kind in _FROM_SQL}
+    for record, types in _TYPES.items()
+}
+"""Fields that SQLite does not return as they are, by record."""
 
-def _to_sql(value: str) -> Text:
-    """Return a value that SQLite can store: bytes for a text with lone surrogates, else the text.
+
+def _to_sql(value: str | tuple[str, ...]) -> str | bytes:
+    """Return a value as SQLite can store it: a list of URLs one per line, and bytes for a text with
+    lone surrogates.
 
     A header may contain lone surrogates (from bytes that are not UTF-8). As bytes, one site's
     ETag can't break a batch, and is read back unchanged.
     """
+    if isinstance(value, tuple):
+        # URLs contain no line ends, because `urls` refuses control characters.
+        value = "\n".join(value)
     if value.isascii():
         return value
     try:
@@ -397,78 +402,57 @@ def _to_sql(value: str) -> Text:
     return value
 
 
-def _from_sql(value: Any) -> Any:
-    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+def _from_sql(kind: Any, value: Any) -> Any:
+    """Return the value of a field of that type."""
+    if kind is bool:
+        return bool(value)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogatepass")
+    if kind == tuple[str, ...]:
+        return str(value).split("\n") if value else ()
+    return value
 
 
-def _record_of(kind: type[_Record], fields: dict[str, Any]) -> _Record:
-    """Return the record with these fields. Raises msgspec.ValidationError for a damaged row: in any
-    column SQLite may return values of any type."""
+def _record_of(kind: type[_Record], names: Sequence[str], row: Sequence[Any]) -> _Record:
+    """Return the record of a row. Raises msgspec.ValidationError for a damaged one: in any column
+    SQLite may return values of any type."""
+    fields = dict(zip(names, row, strict=True))
+    for name, field in _CONVERTED[kind].items():
+        fields[name] = _from_sql(field, fields[name])
     return msgspec.convert(fields, kind, builtin_types=(bytes,))
 
 
-_ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_outcome")
-_ORIGIN_LISTS = ("hops", "good_hops")
-_CLOCK_TEXTS = ("scope", "block_reason")
-_CLOCK_FLAGS = ("paused", "in_flight")
-# Their positions in a record: building a row by position takes half the time of one by name.
-_ORIGIN_TEXT_INDEXES = [OriginRecord.__struct_fields__.index(name) for name in _ORIGIN_TEXTS]
-_ORIGIN_LIST_INDEXES = [OriginRecord.__struct_fields__.index(name) for name in _ORIGIN_LISTS]
-_BODY_INDEX = OriginRecord.__struct_fields__.index("body")
-_CLOCK_TEXT_INDEXES = [CLOCK_COLUMNS.index(name) for name in _CLOCK_TEXTS]
-
-
-def _origin_row(record: OriginRecord) -> list[Any]:
-    row = list(astuple(record))
-    for index in _ORIGIN_TEXT_INDEXES:
-        if row[index] is not None:
-            row[index] = _to_sql(row[index])
-    for index in _ORIGIN_LIST_INDEXES:
-        # URLs contain no line ends, because `urls` refuses control characters.
-        row[index] = _to_sql("\n".join(row[index]))
-    del row[_BODY_INDEX]
-    return row
-
-
-def _origin_from_row(row: tuple[Any, ...]) -> OriginRecord:
-    fields: dict[str, Any] = dict(zip(ORIGIN_COLUMNS, row, strict=False))
-    for name in (*_ORIGIN_TEXTS, *_ORIGIN_LISTS):
-        fields[name] = _from_sql(fields[name])
-    for name in _ORIGIN_LISTS:
-        fields[name] = str(fields[name]).split("\n") if fields[name] else ()
-    return _record_of(OriginRecord, fields | {"body": row[-1]})
+def _put(
+    connection: sqlite3.Connection,
+    table: str,
+    columns: Sequence[str],
+    records: Iterable[msgspec.Struct],
+) -> None:
+    read = attrgetter(*columns)
+    connection.executemany(
+        f"INSERT OR REPLACE INTO {table} ({', '.join(columns)})"
+        f" VALUES ({', '.join('?' * len(columns))})",
+        (
+            [_to_sql(one) if type(one) in (str, tuple) else one for one in read(record)]
+            for record in records
+        ),
+    )
 
 
 def write_origins(connection: sqlite3.Connection, records: Iterable[OriginRecord]) -> None:
     """Insert or replace records without their bodies, which belong to the history."""
-    connection.executemany(_PUT_ORIGIN, map(_origin_row, records))
+    _put(connection, "origins", ORIGIN_COLUMNS, records)
 
 
 def read_origin(connection: sqlite3.Connection, origin: str) -> OriginRecord | None:
     """Return the record of an origin with its body, or None."""
     row = connection.execute(_GET_ORIGIN, (_to_sql(origin),)).fetchone()
-    return None if row is None else _origin_from_row(row)
-
-
-def _clock_row(record: ClockRecord) -> list[Any]:
-    row = list(astuple(record))
-    for index in _CLOCK_TEXT_INDEXES:
-        row[index] = _to_sql(row[index])
-    return row
-
-
-def _clock_from_row(row: tuple[Any, ...]) -> ClockRecord:
-    fields: dict[str, Any] = dict(zip(CLOCK_COLUMNS, row, strict=True))
-    for name in _CLOCK_TEXTS:
-        fields[name] = _from_sql(fields[name])
-    for name in _CLOCK_FLAGS:
-        fields[name] = bool(fields[name])
-    return _record_of(ClockRecord, fields)
+    return None if row is None else _record_of(OriginRecord, (*ORIGIN_COLUMNS, "body"), row)
 
 
 def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecord | None]) -> None:
     """Insert or replace clocks; a value of None deletes the scope's clock."""
-    connection.executemany(_PUT_CLOCK, (_clock_row(r) for r in clocks.values() if r is not None))
+    _put(connection, "clocks", CLOCK_COLUMNS, filter(None, clocks.values()))
     connection.executemany(
         "DELETE FROM clocks WHERE scope = ?",
         ((_to_sql(scope),) for scope, record in clocks.items() if record is None),
@@ -478,12 +462,13 @@ def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecor
 def read_clock(connection: sqlite3.Connection, scope: str) -> ClockRecord | None:
     """Return the clock of a scope, or None."""
     row = connection.execute(f"{_GET_CLOCKS} WHERE scope = ?", (_to_sql(scope),)).fetchone()
-    return None if row is None else _clock_from_row(row)
+    return None if row is None else _record_of(ClockRecord, CLOCK_COLUMNS, row)
 
 
 def read_clocks(connection: sqlite3.Connection) -> list[ClockRecord]:
     """Return every clock."""
-    return [_clock_from_row(row) for row in connection.execute(_GET_CLOCKS)]
+    rows = connection.execute(_GET_CLOCKS)
+    return [_record_of(ClockRecord, CLOCK_COLUMNS, row) for row in rows]
 
 
 def get_meta(connection: sqlite3.Connection, name: str) -> int | None:
@@ -590,7 +575,7 @@ def history_of(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry
     """Return an origin's spells in chronological order."""
     names = HistoryEntry.__struct_fields__
     rows = connection.execute(_SELECT_SPELLS, (origin,))
-    return [_record_of(HistoryEntry, dict(zip(names, row, strict=True))) for row in rows]
+    return [_record_of(HistoryEntry, names, row) for row in rows]
 
 
 def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
