@@ -29,9 +29,9 @@ from typing import Any, Final, Self, cast
 from gatekeeper.errors import GatekeeperError, InvalidURL, StorageError, needs_extra
 from gatekeeper.integrations.queue_gate import queue_gate
 from gatekeeper.library_internals import wake_scrapy
+from gatekeeper.queue.files import Entry, KeptEntries
 from gatekeeper.queue.polite import PoliteQueue, Turn
 from gatekeeper.robots import Policy, RobotsTxt, product_token
-from gatekeeper.storage.sqlite import Entry, KeptEntries
 
 with needs_extra("scrapy", __name__):
     from scrapy import Request, Spider

@@ -27,7 +27,7 @@ from gatekeeper.errors import refuse_wrong_wait
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.pacing.deadlock import Choice, WaitGraph
-from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
+from gatekeeper.queue.files import Entry, KeptEntries, OverflowFile
 from gatekeeper.urls import host_of
 
 _log = logging.getLogger("gatekeeper.queue")

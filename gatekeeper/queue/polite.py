@@ -23,6 +23,7 @@ from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import ANY_FILE, TaskWait, WaitGraph
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
+from gatekeeper.queue.files import Entry, KeptEntries
 from gatekeeper.queue.origin_queues import (
     IN_MEMORY,
     DenialCallbacks,
@@ -40,7 +41,6 @@ from gatekeeper.queue.origin_queues import (
 )
 from gatekeeper.queue.waits import QueueWaits
 from gatekeeper.sitemaps import Sitemaps
-from gatekeeper.storage.sqlite import Entry, KeptEntries
 
 _MAX_REFUSED_IN_ROW = 64
 """URLs refused in a row after which a `get` yields to the event loop."""

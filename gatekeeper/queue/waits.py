@@ -14,6 +14,7 @@ from typing import cast
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, GateClosed, LeaseTimeout, StorageError
+from gatekeeper.queue.files import Entry
 from gatekeeper.queue.origin_queues import (
     DistantGate,
     OriginQueue,
@@ -24,7 +25,6 @@ from gatekeeper.queue.origin_queues import (
     ReadyLease,
     is_distant,
 )
-from gatekeeper.storage.sqlite import Entry
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import pytest
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import GateClosed, StorageError
+from gatekeeper.queue.files import OverflowFile
 from gatekeeper.queue.polite import PoliteQueue
-from gatekeeper.storage.sqlite import OverflowFile
 from tests.queue_support import DEFER, DENY, Crawl, FakeGate, FakeLease, page
 
 # --- the scratch file ---------------------------------------------------------------------

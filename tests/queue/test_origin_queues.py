@@ -9,8 +9,8 @@ import pytest
 
 from gatekeeper.decision import Reason
 from gatekeeper.errors import StorageError
+from gatekeeper.queue.files import OverflowFile
 from gatekeeper.queue.origin_queues import Backlog
-from gatekeeper.storage.sqlite import OverflowFile
 
 ARRIVALS = itertools.count()
 
