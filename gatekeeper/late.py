@@ -19,6 +19,7 @@ LATE: Mapping[str, Mapping[str, str]] = {
     # `decision` imports aiohttp, for which a program that only parses files should not wait.
     "gatekeeper.errors": {"gatekeeper.decision": "Deferred Denied LeaseTimeout"},
     "gatekeeper.robots": {
+        "gatekeeper.page_rules": "PageRules PageSignals page_signals",
         "gatekeeper.sites.composition": "Change ComposeProblem Composed Difference Fragment Ruling "
         "compose diff",
         "gatekeeper.sites.witness": "Witness witnesses",

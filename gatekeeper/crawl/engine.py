@@ -30,8 +30,8 @@ from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_open_files
 from gatekeeper.http_fields import REDIRECTS, unreadable
+from gatekeeper.page_rules import PAGE_FIELDS, html_in, page_signals
 from gatekeeper.queue.polite import PoliteQueue, Turn
-from gatekeeper.robots.signals import PAGE_FIELDS, html_in, page_signals
 from gatekeeper.session.middleware import signals
 from gatekeeper.urls import mask
 

@@ -26,7 +26,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.crawl.manifest import Folder, WarcPlace
 from gatekeeper.descriptors import is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
-from gatekeeper.robots.meta_tags import MAX_HTML
+from gatekeeper.page_rules import MAX_HTML
 
 # --- waiting for a file descriptor -----------------------------------------------------------
 

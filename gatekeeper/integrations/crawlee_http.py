@@ -46,8 +46,8 @@ from gatekeeper.integrations.hops import (
     usual_names,
 )
 from gatekeeper.library_internals import HEAD_LIMITS
+from gatekeeper.page_rules import html_in, page_signals
 from gatekeeper.robots import product_token
-from gatekeeper.robots.signals import html_in, page_signals
 from gatekeeper.session.polite import guarded_connector
 from gatekeeper.urls import url_of
 

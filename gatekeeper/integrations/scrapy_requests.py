@@ -40,9 +40,9 @@ from gatekeeper.gate.lease_base import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
+from gatekeeper.page_rules import html_in, page_signals
 from gatekeeper.queue.polite import Turn
 from gatekeeper.robots import product_token
-from gatekeeper.robots.signals import html_in, page_signals
 
 _log = logging.getLogger("gatekeeper.integrations.scrapy")
 

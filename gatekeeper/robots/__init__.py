@@ -10,6 +10,11 @@ from gatekeeper.late import LATE, lazily
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:  # `as` marks the names that the package exports
+    from gatekeeper.page_rules import (
+        PageRules as PageRules,
+        PageSignals as PageSignals,
+        page_signals as page_signals,
+    )
     from gatekeeper.sites.composition import (
         Change as Change,
         Composed as Composed,
@@ -33,9 +38,6 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
     from gatekeeper.robots.signals import (
         AccessChallenge as AccessChallenge,
         CleanParam as CleanParam,
-        PageRules as PageRules,
-        PageSignals as PageSignals,
-        page_signals as page_signals,
     )
     from gatekeeper.robots.timing import RequestRate as RequestRate, Window as Window
     from gatekeeper.sites.witness import Witness as Witness, witnesses as witnesses
@@ -47,9 +49,7 @@ else:  # imported on first use: parsing alone must not import an HTTP client
             "gatekeeper.robots.model": "Candidate Finding Group Match Rule Severity",
             "gatekeeper.robots.parser": "Dialect product_token",
             "gatekeeper.robots.policy": "Policy RobotsTxt",
-            "gatekeeper.robots.signals": (
-                "AccessChallenge CleanParam PageRules PageSignals page_signals"
-            ),
+            "gatekeeper.robots.signals": "AccessChallenge CleanParam",
             "gatekeeper.robots.timing": "RequestRate Window",
         },
     )

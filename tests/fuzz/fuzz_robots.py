@@ -25,8 +25,8 @@ import atheris
 with atheris.instrument_imports(include=["gatekeeper.robots", "gatekeeper.urls"]):
     from gatekeeper import urls
     from gatekeeper.errors import InvalidURL
+    from gatekeeper.page_rules import page_signals
     from gatekeeper.robots import RobotsTxt, signals, timing
-    from gatekeeper.robots.signals import page_signals
 
 _DIALECTS = ("auto", "rfc9309", "1994", "1996", "2.0")
 _NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)

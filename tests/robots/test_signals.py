@@ -14,24 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gatekeeper.robots.signals import (
+from gatekeeper.page_rules import (
     PAGE_FIELDS,
-    CleanParam,
     PageRules,
     PageSignals,
-    absolute_url,
-    combine,
     page_signals,
-    parse_clean_param,
-    parse_content_signal,
     parse_content_usage_header,
-    parse_host,
     parse_license_links,
     parse_meta_robots,
-    parse_preferences,
     parse_robots_tag,
     parse_tdm_reservation,
     parse_x_robots_tag,
+)
+from gatekeeper.robots.signals import (
+    CleanParam,
+    absolute_url,
+    combine,
+    parse_clean_param,
+    parse_content_signal,
+    parse_host,
+    parse_preferences,
     split_content_usage,
 )
 

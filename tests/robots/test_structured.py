@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots.signals import PageRules, parse_robots_tag, usage_labels
+from gatekeeper.page_rules import PageRules, parse_robots_tag
+from gatekeeper.robots.signals import usage_labels
 from tests.effort import processor_time
 
 NOINDEX = PageRules(names=frozenset({"noindex"}))
