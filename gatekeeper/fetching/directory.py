@@ -477,12 +477,10 @@ class Directory:
         text.add_policy(policy, self._config.cache.max_agents)
 
     def _policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
-        """Return the text's policy for an agent, with the work of a first question done. After
-        that the text is needed only for explanations."""
+        """Return the text's policy for an agent, with the work of a first question done."""
         policy = self._choose(robots, agent)
         if not policy.timed:
             policy.allows("/", "")
-        robots.pack()
         return policy
 
     async def _load(self, origin: str, storage: Storage) -> Record | None:

@@ -44,7 +44,7 @@ _MAX_AWAKE: Final = 1_000
 """The maximum number of awake texts; each is about ten objects that the garbage collector
 traverses."""
 _AWAKE_BYTES: Final = 1_500
-_AWAKE_BYTES_PER_OCTET: Final = 3
+_AWAKE_BYTES_PER_OCTET: Final = 4
 """The additional cost of an awake text is `_AWAKE_BYTES` bytes, and so many bytes per octet."""
 _MAX_SKIPPED: Final = 8
 """Recently used texts that are skipped in search of one to put to rest."""

@@ -9,12 +9,11 @@ files contain rules for robots that never come.
 from __future__ import annotations
 
 import re
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice, pairwise
 from typing import Literal
 
@@ -423,8 +422,6 @@ def _allows(readings: tuple[RuleSet, ...], path: str, origin: str) -> bool:
     return all(reading.decide(path, origin) & 1 for reading in readings)
 
 
-_MIN_PACKED_OCTETS = 256
-"""Texts with fewer octets do not get smaller by compression."""
 _DIALECTS = ("auto", *Dialect)
 
 
@@ -439,10 +436,10 @@ class RobotsTxt:
     """
 
     __slots__ = (
-        "_lines",
-        "_original",
         "bom",
         "forced",
+        "lines",
+        "octets",
         "size",
         "truncated",
     )
@@ -465,8 +462,10 @@ class RobotsTxt:
         `text` is octets in a str with `\\n` as line ends. `lines` is the same text with unreadable
         lines replaced by comments; it is the very object `text` if there are none.
         """
-        self._lines: str | bytes = lines
-        self._original: str | bytes | None = None if text is lines else text
+        self.octets: str = text
+        """The text as octets in a str. Internal to this package."""
+        self.lines: str = lines
+        """The text with unreadable lines replaced by comments. Internal to this package."""
         self.size = size
         self.truncated = truncated
         self.bom = bom
@@ -518,30 +517,6 @@ class RobotsTxt:
     def text(self) -> str:
         """The text that was read: decoded, cut at the limit, with `\\n` as line ends."""
         return to_unicode(self.octets)
-
-    @property
-    def octets(self) -> str:
-        """The text as octets in a str. Internal to this package."""
-        whole = self._original
-        return self.lines if whole is None else _unpacked(whole)
-
-    @property
-    def lines(self) -> str:
-        """The text with unreadable lines replaced by comments. Internal to this package."""
-        text = self._lines
-        return text if isinstance(text, str) else _unpacked(text)
-
-    def pack(self) -> None:
-        """Compress the stored text to a third of its size. Each later access costs about 5 µs more.
-
-        For files that are not in use at the moment, or whose rules are compiled: such a policy
-        needs the text only for explanations. Takes some 20 µs, or 10 ms for 500 KiB. Safe while
-        other threads read: they see the same text in either form.
-        """
-        if isinstance(self._lines, str):
-            self._lines = _packed(self._lines)
-            if isinstance(self._original, str):
-                self._original = _packed(self._original)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -628,16 +603,3 @@ class RobotsTxt:
 
     def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
         return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
-
-
-def _packed(text: str) -> str | bytes:
-    return text if len(text) < _MIN_PACKED_OCTETS else zlib.compress(text.encode("latin-1"), 1)
-
-
-def _unpacked(text: str | bytes) -> str:
-    return text if isinstance(text, str) else _decompressed(text)
-
-
-@lru_cache(maxsize=1)  # a batch asks for the rules of one file again and again
-def _decompressed(text: bytes) -> str:
-    return zlib.decompress(text).decode("latin-1")

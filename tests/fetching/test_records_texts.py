@@ -40,7 +40,6 @@ def test_a_text_at_rest_has_its_body_compressed_unless_it_is_short(
     texts: FileTexts, name: str
 ) -> None:
     text = texts.of(BODIES[name])
-    text.robots.pack()
     text.rest()
     assert text.body() == BODIES[name]
     assert len(text.kept) == len(BODIES[name]) or len(text.kept) < len(BODIES[name]) / 2
@@ -113,7 +112,7 @@ def test_the_texts_asked_for_last_are_awake(
 
 def test_awake_texts_have_a_bound_in_bytes() -> None:
     texts = FileTexts(Config.from_dict({"cache": {"max_bytes": 4_000_000}}))
-    kept = [texts.of(b"User-agent: *\n" + b"Disallow: /%d\n" % n * 20_000) for n in range(5)]
+    kept = [texts.of(b"User-agent: *\n" + b"Disallow: /%d\n" % n * 15_000) for n in range(5)]
     for text in kept:
         texts.hold(text)
     assert [text.parsed is not None for text in kept] == [False] * 4 + [True]

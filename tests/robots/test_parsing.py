@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gatekeeper.robots import Dialect, RobotsTxt, patterns
 from gatekeeper.robots.parser import to_octets
-from gatekeeper.robots.policy import _decompressed
 
 RULES = "User-agent: *\nDisallow: /b\n"
 
@@ -293,24 +292,7 @@ def deep_size(thing: object, seen: set[int] | None = None) -> int:
     return size + sum(deep_size(each, seen) for each in held)
 
 
-def test_packed_file_answers_as_before() -> None:
-    body = b"User-agent: *\n" + b"Disallow: /b # again\n" * 50 + b"Disallow: /\0\n"
-    robots, packed = RobotsTxt.parse(body), RobotsTxt.parse(body)
-    packed.pack()
-    packed.pack()
-    assert deep_size(packed) < deep_size(robots) - 800
-    assert packed == robots
-    assert hash(packed) == hash(robots)
-    assert (packed.text, packed.groups, packed.findings) == (
-        robots.text,
-        robots.groups,
-        robots.findings,
-    )
-    assert repr(packed) == repr(robots)
-    assert packed.policy("bot").match("/b").rule == robots.policy("bot").match("/b").rule
-
-
-def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file() -> None:
+def test_questions_leave_the_size_of_a_file_as_it_is() -> None:
     robots = RobotsTxt.parse(b"User-agent: *\n" + b"Disallow: /b # again\n" * 50)
     policy = robots.policy("bot")
     before = deep_size(robots)
@@ -319,8 +301,6 @@ def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file() -> None
     for number in range(100):  # what may be a rule's takes a look at each
         assert policy.match(f"/b{number}").allowed is False
     assert deep_size(robots) == before
-    robots.pack()
-    assert deep_size(robots) < before - 800
     assert policy.match("/b").rule.line == 2
     assert robots.policy("other").allowed("/b") is False
 
@@ -365,17 +345,6 @@ def test_a_control_character_spoils_its_line_wherever_it_is(length: int) -> None
         text = f"User-agent: *\n# {'x' * (length - 40)}\nDisallow: /a\n{spoilt}\nDisallow: /c"
         policy = RobotsTxt.parse(text).policy("bot")
         assert [policy.allowed(path) for path in ("/a", "/bb", "/c")] == [False, True, False]
-
-
-def test_a_packed_text_is_unpacked_once_for_many_explanations() -> None:
-    """A batch of URLs may meet a different rule of the same large file with each."""
-    robots = RobotsTxt.parse("User-agent: *\n" + "".join(f"Disallow: /{n}x\n" for n in range(500)))
-    policy = robots.policy("bot")
-    policy.allowed("/")
-    robots.pack()
-    _decompressed.cache_clear()
-    assert [policy.match(f"/{n}x").rule.line for n in range(500)] == [*range(2, 502)]
-    assert _decompressed.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
