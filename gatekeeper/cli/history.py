@@ -113,7 +113,7 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
     versions = schema.history_of(connection, origin)
     if args.at is not None:
         at = args.at.timestamp()
-        version = schema.entry_at(versions, at)
+        version = entry_at(versions, at)
         if version is None:
             since = f"; first seen {_time(versions[0].first_seen)}" if versions else ""
             return _report_nothing(args, origin, f"nothing is known about that time{since}")
@@ -237,3 +237,13 @@ def _line(entry: HistoryEntry) -> str:
 
 def _time(wall: float) -> str:
     return f"{utc(wall):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:
+    """Return the latest spell that began at or before a moment, or None before the first.
+
+    From `first_seen` to `last_seen` the body was observed; after `last_seen` it is the last
+    known one, until the next spell begins.
+    """
+    begun = [spell for spell in spells if spell.first_seen <= wall]
+    return begun[-1] if begun else None

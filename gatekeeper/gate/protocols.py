@@ -7,14 +7,13 @@ is written against it works with either.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
-from gatekeeper.config import CacheConfig, Config, HostRule
+from gatekeeper.config import CacheConfig, HostRule
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import RobotsSource
@@ -190,15 +189,3 @@ DeadlineMiddleware = Callable[
 ]
 """An aiohttp client middleware whose first argument is the deadline of a request of the session's
 own, or None."""
-
-
-def config_of(gate: object, *, blocking: bool = False) -> Config:
-    """Return a gate's settings, by which its requests are guarded, or else the defaults.
-
-    Raises TypeError for what is no gate, or not one for the caller's kind of code.
-    """
-    check, config = getattr(gate, "check", None), getattr(gate, "config", None)
-    if check is None or inspect.iscoroutinefunction(check) is blocking:
-        wanted = "a SyncGatekeeper" if blocking else "a Gatekeeper or a RemoteGatekeeper"
-        raise TypeError(f"gate must be {wanted}, not {type(gate).__name__}")
-    return config if isinstance(config, Config) else Config()

@@ -35,7 +35,6 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,
@@ -43,6 +42,7 @@ from gatekeeper.integrations.hops import (
     HopErrors,
     accept_unguarded,
     begin,
+    config_of,
     usual_names,
 )
 from gatekeeper.library_internals import HEAD_LIMITS

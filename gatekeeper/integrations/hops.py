@@ -8,6 +8,7 @@ the failure is reported. The lease lasts until the body has been read, closed or
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import socket
 import time
@@ -489,3 +490,15 @@ def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
     library that converts all names to lower case."""
     usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit", "age": "Age"}
     return {usual[name]: value for name, value in headers.items() if name in usual}
+
+
+def config_of(gate: object, *, blocking: bool = False) -> Config:
+    """Return a gate's settings, by which its requests are guarded, or else the defaults.
+
+    Raises TypeError for what is no gate, or not one for the caller's kind of code.
+    """
+    check, config = getattr(gate, "check", None), getattr(gate, "config", None)
+    if check is None or inspect.iscoroutinefunction(check) is blocking:
+        wanted = "a SyncGatekeeper" if blocking else "a Gatekeeper or a RemoteGatekeeper"
+        raise TypeError(f"gate must be {wanted}, not {type(gate).__name__}")
+    return config if isinstance(config, Config) else Config()

@@ -27,7 +27,6 @@ from gatekeeper.errors import (
     LeaseTimeout,
     needs_extra,
 )
-from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,
@@ -36,6 +35,7 @@ from gatekeeper.integrations.hops import (
     HopErrors,
     accept_unguarded,
     begin_sync,
+    config_of,
 )
 from gatekeeper.sync import SyncGatekeeper
 

@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractResolver
 from gatekeeper import descriptors
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, GateClosed, GatekeeperError
-from gatekeeper.gate.protocols import Gate, config_of
+from gatekeeper.gate.protocols import Gate
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,
@@ -29,6 +29,7 @@ from gatekeeper.integrations.hops import (
     accept_unguarded,
     begin,
     begin_sync,
+    config_of,
 )
 from gatekeeper.sync import SyncGatekeeper
 

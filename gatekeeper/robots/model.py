@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import astuple
 
-from gatekeeper.robots.parser import SPOILT, Dialect, line_parts, to_unicode
+from gatekeeper.robots.parser import Dialect, line_parts
 
 DENIED = -2
 """Code for a path that is denied, but not by a line of the file (see `rules`)."""
@@ -120,34 +120,6 @@ class Finding(msgspec.Struct, frozen=True):
     end_column: int = 0
     """The character after the last one concerned; equal to `column` for a position between two
     characters."""
-
-
-class TextLine(msgspec.Struct, frozen=True):
-    """One line of a file, as returned by `iter_lines`. All strings are decoded for display."""
-
-    number: int
-    """Line number, counting from 1."""
-    text: str
-    """The line without its line end."""
-    field: str
-    """The text before the colon, in lower case; empty if the line has no colon."""
-    value: str
-    """The text after the colon, without blanks and comment (RFC 9309 section 2.2.3, RFC-27)."""
-    spoilt: bool
-    """Whether a control octet makes the line unreadable (RFC 9309 section 3, RFC-42)."""
-
-
-def iter_lines(text: str) -> Iterator[TextLine]:
-    """Yield every line of a file (`RobotsTxt.octets`), including blank ones."""
-    for number, raw in enumerate(text.split("\n"), 1):
-        head, colon, rest = raw.partition("#")[0].partition(":")
-        yield TextLine(
-            number=number,
-            text=to_unicode(raw),
-            field=to_unicode(head.strip(" \t").lower()) if colon else "",
-            value=to_unicode(rest.strip(" \t")),
-            spoilt=SPOILT.match(raw) is not None,
-        )
 
 
 def rule_at(text: str, offset: int, line: int, *, v2: bool = False) -> Rule:

@@ -124,7 +124,6 @@ rule has a line end before it."""
 
 # These match a part of what RULE matches, faster, and leave comments to the caller.
 ALLOW = re.compile(r"\n[ \t]*+allow", re.IGNORECASE)
-ALLOWED = re.compile(r"\n[ \t]*+[Aa](?i:llow)[ \t]*+:[ \t]*+(.*+)")
 DISALLOWED = re.compile(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.*+)")
 
 # Blank and tab are the only white space (RFC 9309 section 2.2, RFC-06), line ends the only other
@@ -366,5 +365,3 @@ KNOWN_FIELDS = {
     "visit-time",
 }
 """Fields that this package interprets, in lower case."""
-FILE_FIELDS = frozenset({"clean-param", "host", "license", "sitemap"})
-"""Fields of records that belong to no group, at any position."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from gatekeeper.robots.model import Finding
-from gatekeeper.robots.parser import to_unicode
+from gatekeeper.robots.parser import SPOILT, to_unicode
+
+FILE_FIELDS = frozenset({"clean-param", "host", "license", "sitemap"})
+"""Fields of records that belong to no group, at any position."""
 
 NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 # A non-breaking space in another encoding is decoded as U+FFFD.
@@ -135,3 +138,31 @@ def _span(code: str, text: str) -> tuple[int, int]:
     part = "value" if code.startswith("bad-") else _PART_OF_LINE.get(code, "record")
     where: tuple[int, int] = getattr(parts, part)
     return where if where[1] > where[0] else parts.record
+
+
+class TextLine(msgspec.Struct, frozen=True):
+    """One line of a file, as returned by `iter_lines`. All strings are decoded for display."""
+
+    number: int
+    """Line number, counting from 1."""
+    text: str
+    """The line without its line end."""
+    field: str
+    """The text before the colon, in lower case; empty if the line has no colon."""
+    value: str
+    """The text after the colon, without blanks and comment (RFC 9309 section 2.2.3, RFC-27)."""
+    spoilt: bool
+    """Whether a control octet makes the line unreadable (RFC 9309 section 3, RFC-42)."""
+
+
+def iter_lines(text: str) -> Iterator[TextLine]:
+    """Yield every line of a file (`RobotsTxt.octets`), including blank ones."""
+    for number, raw in enumerate(text.split("\n"), 1):
+        head, colon, rest = raw.partition("#")[0].partition(":")
+        yield TextLine(
+            number=number,
+            text=to_unicode(raw),
+            field=to_unicode(head.strip(" \t").lower()) if colon else "",
+            value=to_unicode(rest.strip(" \t")),
+            spoilt=SPOILT.match(raw) is not None,
+        )

@@ -17,10 +17,11 @@ import msgspec
 
 from gatekeeper.robots.groups import WORD_END, agent_lines, group_starts, names_of
 from gatekeeper.robots.model import Match, Rule
-from gatekeeper.robots.parser import FILE_FIELDS, LIMIT, Spans, to_octets, to_unicode
+from gatekeeper.robots.parser import LIMIT, Spans, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
 from gatekeeper.robots.policy import Policy, RobotsTxt
 from gatekeeper.robots.signals import split_content_usage
+from gatekeeper.sites.columns import FILE_FIELDS
 from gatekeeper.sites.witness import (
     Budget,
     Part,

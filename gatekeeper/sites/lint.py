@@ -15,18 +15,21 @@ import msgspec
 
 from gatekeeper.robots import signals, timing
 from gatekeeper.robots.groups import names_of
-from gatekeeper.robots.model import Finding, Group, Rule, Severity, TextLine, iter_lines
-from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, to_octets
+from gatekeeper.robots.model import Finding, Group, Rule, Severity
+from gatekeeper.robots.parser import KNOWN_FIELDS, Dialect, to_octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
 from gatekeeper.robots.policy import RobotsTxt
 from gatekeeper.sites.columns import (
     BAD_ESCAPE,
+    FILE_FIELDS,
     ODD_BLANK,
     ODD_END,
     ODD_ENDS,
     REGEX_SYNTAX,
     REGEX_SYNTAX_V2,
     SECOND_RECORD,
+    TextLine,
+    iter_lines,
     located,
 )
 

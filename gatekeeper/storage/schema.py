@@ -589,16 +589,6 @@ def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
         raise sqlite3.DatabaseError(f"the text {body_hash.hex()}: {error}") from error
 
 
-def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:
-    """Return the latest spell that began at or before a moment, or None before the first.
-
-    From `first_seen` to `last_seen` the body was observed; after `last_seen` it is the last
-    known one, until the next spell begins.
-    """
-    begun = [spell for spell in spells if spell.first_seen <= wall]
-    return begun[-1] if begun else None
-
-
 # --- deletion of old rows --------------------------------------------------------------------
 
 MAX_DELETED = 1000

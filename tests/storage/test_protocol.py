@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gatekeeper.cli.history import entry_at
 from gatekeeper.config import StorageConfig
 from gatekeeper.storage import (
     ClockRecord,
@@ -20,7 +21,6 @@ from gatekeeper.storage import (
     unpack_body,
 )
 from gatekeeper.storage.memory import MemoryStorage
-from gatekeeper.storage.schema import entry_at
 
 ORIGIN = "https://a.example"
 SMALL = StorageConfig(history_versions=3, history_bytes=4000, flush_interval=60.0)
