@@ -444,7 +444,7 @@ class Decider:
         """Return the decision about a URL, counted and with an id."""
         self._counts[ruling.verdict, ruling.reason] += 1
         url = mask(url) if "@" in url else url  # only such a URL can have credentials
-        return _told(frame, ruling, url, f"{self._prefix}{next(self._numbers):x}")
+        return _told(frame, ruling, url, self._next_id())
 
     def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:
         """Describe how `pacing.max_interval` shortens the file's interval. None if it does not."""

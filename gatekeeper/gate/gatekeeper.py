@@ -11,7 +11,7 @@ import operator
 import random
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +26,7 @@ from gatekeeper.clock import Clock, SystemClock, block_end
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import AsyncOnly, GateClosed, StorageError
-from gatekeeper.fetching.directory import DelayReason, Directory
+from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import GuardedConnector, HostAddresses
@@ -155,8 +155,7 @@ class Gatekeeper:
             self._clock,
             waits=self._waits,
             dns=self._dns,
-            recall=self._record_of,
-            delay_setter=self._delay_setter,
+            files=lambda: self._open.directory,
         )
 
     def _make_middleware(self) -> DeadlineMiddleware:
@@ -312,8 +311,8 @@ class Gatekeeper:
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
         """Return the decisions of `check_many` as a list."""
-        agent = self._agent if user_agent is None else token_of(user_agent)
-        return await self._open.questions.check_all(urls, agent)
+        async with aclosing(self.check_many(urls, user_agent=user_agent)) as decisions:
+            return [decision async for decision in decisions]
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """Decide from cached data: never waits, never fetches.
@@ -562,12 +561,6 @@ class Gatekeeper:
         if noted is None or opened is None:
             return ()
         return self._decider.file_holdups(host, opened.directory.recall, self._clock)
-
-    def _record_of(self, origin: str) -> Record | None:
-        return self._open.directory.recall(origin)
-
-    def _delay_setter(self) -> Callable[[DelayReason | None], None]:
-        return self._open.directory.delay_setter()
 
     def _on_fault(self, on: bool) -> None:
         """Handle the beginning (`on`) or the end of a fault of our own network."""

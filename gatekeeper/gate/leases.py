@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import Context
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 import msgspec
@@ -166,7 +166,7 @@ class Lease(LeaseBase, eq=False):
         decision = self.decision
         manager.faults.answered(decision.origin, now)
         if decision.state is not _PARSED and not grant.reported:
-            manager.questions.note_page(decision.origin, ok=200 <= status < 400)
+            manager.questions.directory.note_page(decision.origin, 200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, rate_limit, now)
 
@@ -207,7 +207,7 @@ class Lease(LeaseBase, eq=False):
         if status is not None:
             decision, manager = self.decision, self._manager
             if decision.state is not _PARSED:
-                manager.questions.note_page(decision.origin, ok=200 <= status < 400)
+                manager.questions.directory.note_page(decision.origin, 200 <= status < 400)
             if self._head_at is None:  # else `head` reported the answer
                 now = manager.now()
                 manager.faults.answered(decision.origin, now)
@@ -331,9 +331,9 @@ class _GrantRequest(msgspec.Struct, eq=False):
             refuse(self.decision)
         return offer
 
-    def refetch(self) -> Coroutine[Any, Any, None]:
+    async def refetch(self) -> None:
         """Fetch the origin's expired file, for which the grant is used first."""
-        return self.questions.ask(self.questions.learn, self.target, self.owner)
+        await self.questions.ask(self.questions.directory.get, self.target, self.owner)
 
 
 class LeaseManager:
@@ -499,7 +499,7 @@ class LeaseManager:
         try:
             if self._dns is not None:
                 await self._dns.scopes(target.host, target.port)
-            await self.questions.learn(target.origin)
+            await self.questions.directory.get(target.origin)
         except GatekeeperError as error:
             _log.debug("robots.txt of %s could not be fetched in advance: %r", target.origin, error)
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -77,7 +76,7 @@ class GateQuestions:
         """`waits` ends a task's wait for its own lease; `dns`, if any, looks up the addresses whose
         clocks hosts share."""
         self.decider = decider
-        self._directory = directory
+        self.directory: Directory = directory
         self.clock = clock
         self._monotonic = clock.monotonic
         self.waits = waits
@@ -111,7 +110,7 @@ class GateQuestions:
         Return a decision instead if the guard or the operator decides, or if the file could never
         come, as it would wait for the asking task.
         """
-        directory = self._directory
+        directory = self.directory
         record = directory.recall(target.origin)
         if record is not None and self._is_ready(record, agent):
             return record
@@ -126,7 +125,7 @@ class GateQuestions:
 
     def peek(self, url: str, target: Target, agent: str) -> Decision | None:
         """Decide from cached data. None if the file is needed first."""
-        record = self._directory.peek(target.origin)
+        record = self.directory.peek(target.origin)
         return self.decider.decide(url, target, agent, record, self.moment())
 
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
@@ -137,7 +136,7 @@ class GateQuestions:
         decider = self.decider
         agent = decider.token(user_agent)
         moment = self.moment(TRANSIT_SECONDS)
-        record = self._directory.peek(target.origin)
+        record = self.directory.peek(target.origin)
         decision = decider.recall(url, agent, moment)
         if decision is None:
             decision = decider.decide(url, target, agent, record, moment)
@@ -155,11 +154,6 @@ class GateQuestions:
         return decider.no_lease(url, target, decider.token(user_agent), why, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
-
-    async def check_all(self, raws: Iterable[str], agent: str) -> list[Decision]:
-        """Return the decisions of `check_many` as a list."""
-        async with aclosing(self.check_many(raws, agent)) as decisions:
-            return [decision async for decision in decisions]
 
     async def check_many(self, raws: Iterable[str], agent: str) -> AsyncGenerator[Decision, None]:
         """Yield a decision about each URL, in order; robots.txt files are fetched in parallel.
@@ -252,7 +246,7 @@ class GateQuestions:
     async def policy(self, url: str, agent: str) -> Policy:
         """See `Gatekeeper.policy`."""
         record = await self._record_of(url)
-        await self._directory.prepare(record, agent)
+        await self.directory.prepare(record, agent)
         standing = record.standing(self.clock)
         if not standing.applies:
             return DENY_ALL.policy(agent)
@@ -267,19 +261,7 @@ class GateQuestions:
         """See `Gatekeeper.refresh`."""
         target = urls.parse(url)
         task = asyncio.current_task(self._loop)
-        self._unless_host_held(target, await self.ask(self._directory.refresh, target, task))
-
-    async def learn(self, origin: str) -> None:
-        """Fetch the origin's file unless it is cached."""
-        await self._directory.get(origin)
-
-    def note_page(self, origin: str, *, ok: bool) -> None:
-        """Note that a page of the origin answered; `ok`: with 2xx or 3xx.
-
-        It shows whether a site with an unreachable robots.txt is up in general (RFC 9309 section
-        2.3.1.4; RFC-38, VND-05).
-        """
-        self._directory.note_page(origin, ok)
+        self._unless_host_held(target, await self.ask(self.directory.refresh, target, task))
 
     async def record(
         self, target: Target, task: asyncio.Task[object] | None, agent: str | None = None
@@ -289,7 +271,7 @@ class GateQuestions:
         It is fetched on behalf of the task if need be. Raises WaitsForItself if it could never
         come, as the task holds the lease that it waits for.
         """
-        directory = self._directory
+        directory = self.directory
         record = directory.get_nowait(target.origin)
         if record is None:
             record = await self.ask(directory.await_flight, target, task)
@@ -339,7 +321,7 @@ class GateQuestions:
 
     def fresh(self, origin: str, agent: str) -> Record | None:
         """Return the record if it is fresh and answers about the agent without waiting."""
-        record = self._directory.recall(origin)
+        record = self.directory.recall(origin)
         return record if record is not None and self._is_ready(record, agent) else None
 
     def _is_ready(self, record: Record, agent: str) -> bool:
@@ -347,7 +329,7 @@ class GateQuestions:
         return (
             record.usable(now := self._monotonic())
             and now < record.fresh_until
-            and self._directory.is_prepared(record, agent)
+            and self.directory.is_prepared(record, agent)
         )
 
     async def _record_of(self, url: str) -> Record:

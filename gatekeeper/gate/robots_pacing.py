@@ -17,7 +17,7 @@ import msgspec
 
 from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.errors import HoldLapsed, StorageError
-from gatekeeper.fetching.directory import DelayReason, current_flight
+from gatekeeper.fetching.directory import DelayReason, Directory, current_flight
 from gatekeeper.fetching.guard import HostAddresses, before_send
 from gatekeeper.fetching.outcomes import Outcome, last_look
 from gatekeeper.fetching.records import Moment, Record
@@ -50,20 +50,17 @@ class RobotsPacing:
         *,
         waits: WaitGraph[Any],
         dns: HostAddresses | None,
-        recall: Callable[[str], Record | None],
-        delay_setter: Callable[[], Callable[[DelayReason | None], None]],
+        files: Callable[[], Directory],
     ) -> None:
-        """`recall(origin)` returns the record in memory, however old. `delay_setter()`, called in a
-        retrieval, returns a function that tells its waiters why its lease does not come. `dns`, if
-        any, looks up the addresses whose clocks hosts share."""
+        """`files()` returns the directory of the open gate. `dns`, if any, looks up the addresses
+        whose clocks hosts share."""
         self._scheduler = scheduler
         self._decider = decider
         self._clock = clock
         self._alarm = SharedTimer(clock)
         self._waits = waits
         self._dns = dns
-        self._recall = recall
-        self._delay_setter = delay_setter
+        self._files = files
 
     def close(self) -> None:
         """Cancel the timer, once every retrieval has ended."""
@@ -78,7 +75,7 @@ class RobotsPacing:
         scopes: tuple[str, ...] = ()
         if self._dns is not None:
             scopes = await self._dns.scopes(host, target.port)
-        record = self._recall(target.origin)
+        record = self._files().recall(target.origin)
         interval = UNKNOWN
         if record is None:
             self._scheduler.holdups.refuse_unknown(host)
@@ -94,7 +91,7 @@ class RobotsPacing:
             self._waits.file_waits(flight.origin, host, scopes)
         try:
             why = partial(self.held, host, self._clock.monotonic())
-            with _GrantWatch(self._alarm, self._delay_setter(), why):
+            with _GrantWatch(self._alarm, self._files().delay_setter(), why):
                 return await self._scheduler.acquire_robots(
                     target.url, host, asked=interval, scopes=scopes
                 )

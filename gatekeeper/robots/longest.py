@@ -63,8 +63,6 @@ _Prepared = tuple[dict[str, int], list[int], list[_Pattern], int]
 """Entries without lengths by plain value, the distinct lengths of these values, the longest first;
 the patterns, the greatest entry first; and the maximum number of octets of a path for which the
 patterns are tried one by one."""
-_Indexes = tuple[PatternIndex, PatternIndex]
-"""The patterns without a `?` and those with one."""
 
 
 class LongestMatch:
@@ -84,7 +82,7 @@ class LongestMatch:
         "_allow_heads",
         "_denied",
         "_disallows",
-        "_indexes",
+        "_index",
         "_max_quick",
         "_prepared",
         "_queries",
@@ -117,7 +115,7 @@ class LongestMatch:
         self._disallows = disallows
         """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
         self._prepared: _Prepared | None = None
-        self._indexes: _Indexes | None = None
+        self._index: PatternIndex | None = None
         self._denied: tuple[str, ...] = ()
         """A path that starts with one of these is matched by a Disallow."""
         self._quick: list[tuple[str, str]] = []
@@ -258,21 +256,15 @@ class LongestMatch:
                         break
             return floor
         # Patterns are looked up by their pieces.
-        without_query, with_query = self._indexes or self._build_indexes(patterns)
+        index = self._index or self._build_index(patterns)
         budget = StepBudget()
-        text = CountedText(views[0], budget)
-        floor = without_query.best(text, floor)
-        if "?" in views[0]:
-            floor = with_query.best(text, floor)
-            for view in views[1:]:
-                floor = with_query.best(CountedText(view, budget), floor)
+        for place, view in enumerate(views):
+            floor = index.best(CountedText(view, budget), floor, query=place > 0)
         return floor
 
-    def _build_indexes(self, patterns: list[_Pattern]) -> _Indexes:
-        plain = {pattern: entry for entry, _, pattern in patterns if "?" not in pattern}
-        query = {pattern: entry for entry, _, pattern in patterns if "?" in pattern}
-        self._indexes = indexes = (PatternIndex(plain), PatternIndex(query))
-        return indexes
+    def _build_index(self, patterns: list[_Pattern]) -> PatternIndex:
+        self._index = index = PatternIndex({pattern: entry for entry, _, pattern in patterns})
+        return index
 
     def _prepare(self) -> _Prepared:
         """Prepare the rules for any path."""
@@ -303,7 +295,7 @@ class LongestMatch:
         max_linear = _MAX_LINEAR_PAIRS // max(octets, 1)
         if len(wild) > _MAX_LINEAR_PATTERNS or octets > _LARGE:
             max_linear = 0
-            self._build_indexes(patterns)
+            self._build_index(patterns)
         prepared = table, sorted({*map(len, table)}, reverse=True), patterns, max_linear
         self._prepared = prepared
         return prepared

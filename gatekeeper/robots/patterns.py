@@ -662,13 +662,15 @@ class PatternIndex:
         self._entries = [patterns[pattern] for pattern in self._patterns]
         self._index = PieceIndex(_index_keys(self._patterns))
 
-    def best(self, text: CountedText, floor: int) -> int:
-        """Return the entry of the best match if it is greater than `floor`, else `floor`. Raises
-        StepBudgetExceeded."""
+    def best(self, text: CountedText, floor: int, *, query: bool = False) -> int:
+        """Return the entry of the best match if it is greater than `floor`, else `floor`. With
+        `query` only patterns with a `?` count. Raises StepBudgetExceeded."""
         entries, patterns = self._entries, self._patterns
         for number in sorted(self._index.find_in(text)):
             if entries[number] <= floor:
                 break
+            if query and "?" not in patterns[number]:
+                continue
             if _matches_pattern(patterns[number], text):
                 return entries[number]
         return floor

@@ -112,7 +112,7 @@ class OriginLearner:
         try:
             with contextlib.suppress(TimeoutError, GateClosed):
                 async with deadline(self._clock, _LEARN_SECONDS):
-                    await self._gate.parts.questions.learn(origin)
+                    await self._gate.parts.directory.get(origin)
         except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question tries again
             _log.warning("%s could not be learnt: %s", origin, error)
 

@@ -94,7 +94,7 @@ def _columns_of(record: type[msgspec.Struct]) -> dict[str, str]:
     return columns | {next(iter(columns)): "TEXT PRIMARY KEY"}
 
 
-_TYPES = {
+_TYPES: dict[type, dict[str, Any]] = {
     record: {one.name: one.type for one in msgspec.structs.fields(record)}
     for record in (OriginRecord, ClockRecord, HistoryEntry)
 }
