@@ -6,7 +6,6 @@ is written against it works with either.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -165,22 +164,6 @@ class SharingLedger(Ledger, Protocol):
 
     def stats(self) -> FleetStats:
         """Return the current state and the counters."""
-
-
-TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
-"""Grants a lease for the URL to the task if that needs no waiting. None: wait for it instead."""
-
-
-class WaitForLease(Protocol):
-    """Waits for a lease."""
-
-    def __call__(
-        self, url: str, owner: asyncio.Task[object] | None, /, *, user_agent: str | None = None
-    ) -> Coroutine[Any, Any, HeldLease]:
-        """Wait for the URL's lease, for the task and the name (None: the gate's own).
-
-        Raises as entering `Gate.lease` does.
-        """
 
 
 DeadlineMiddleware = Callable[

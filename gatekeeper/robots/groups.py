@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.parser import Dialect, Spans
@@ -24,22 +24,6 @@ _RULE_LETTERS = frozenset("AaDd")
 _IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
-
-
-class TextSource(Protocol):
-    """The text of a rule set, such as a `RobotsTxt`."""
-
-    @property
-    def size(self) -> int:
-        """Octets of the file."""
-
-    @property
-    def lines(self) -> str:
-        """The text to which spans refer."""
-
-    @property
-    def forced(self) -> Dialect | None:
-        """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
 
 
 RuleSet = LongestMatch | PrefixesInOrder | ShellRules
@@ -201,35 +185,38 @@ def _version(rest: str) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def choose(robots: TextSource, name: str, *, precedence: bool = False) -> tuple[RuleSet, ...]:
+def choose(
+    text: str, forced: Dialect | None, name: str, *, precedence: bool = False
+) -> tuple[RuleSet, ...]:
     """Return the readings that the agent obeys, the declared or forced one first.
 
-    `name` is a product token in lower case. For `precedence` see `ShellRules`.
+    `text` is `RobotsTxt.lines`; `forced` is the dialect that was requested, or None if each rule
+    set declares its own (DIA-13). `name` is a product token in lower case. For `precedence` see
+    `ShellRules`.
     """
-    dialect, text = robots.forced, robots.lines
-    if dialect is None or dialect is Dialect.RFC9309:
+    if forced is None or forced is Dialect.RFC9309:
         lower = text.lower()
         lines = tuple(agent_lines(lower))
-        if dialect is None and "robot-version" in lower:
-            return _auto_readings(robots, lower, lines, name, precedence=precedence)
+        if forced is None and "robot-version" in lower:
+            return _auto_readings(text, lower, lines, name, precedence=precedence)
         # All groups of exactly that name, or else all of `*`, are merged (RFC 9309 section 2.2.1,
         # RFC-11 to RFC-14).
         groups = groups_named(lower, name, lines) or groups_named(lower, "*", lines)
         return (LongestMatch(text, groups),)
-    records = records_of(text, allow_ends=dialect is not Dialect.R1994)
-    if dialect is Dialect.R1996:
+    records = records_of(text, allow_ends=forced is not Dialect.R1994)
+    if forced is Dialect.R1996:
         # The first record with a value that contains the name, or else the first `*` (the 1996
         # draft, R96-12, R96-13).
         chosen = [r for r in records if name and any(name in a for a in r.agents)][:1]
         chosen = chosen or _star_records(records)[:1]
-    elif dialect is Dialect.R1994:
+    elif forced is Dialect.R1994:
         # Several records for `*` are merged (the 1994 standard, R94-12).
         chosen = _best_records(records, name)[:1] or _star_records(records)
     else:
         named = _best_records(records, name)
         chosen = _newest(named)[:1] or _newest(_star_records(records))  # V2-05, V2-09, V2-13
-        dialect = chosen[0].dialect if chosen else dialect
-    return (_record_rules(text, dialect, chosen, precedence=precedence),)
+        forced = chosen[0].dialect if chosen else forced
+    return (_record_rules(text, forced, chosen, precedence=precedence),)
 
 
 def _record_rules(
@@ -282,11 +269,10 @@ def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
 
 
 def _auto_readings(
-    robots: TextSource, lower: str, lines: AgentLines, name: str, *, precedence: bool
+    text: str, lower: str, lines: AgentLines, name: str, *, precedence: bool
 ) -> tuple[RuleSet, ...]:
     """Choose in auto mode, in a file with a Robot-version: the declared reading, then the RFC's
     (DIA-03)."""
-    text = robots.lines
     declared = [record for record in records_of(text) if record.version is not None]
     starts = [start for start, begins, _ in lines if begins]
     versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}

@@ -134,7 +134,9 @@ class Policy:
         self.v2_semantics = v2_semantics
         self.inherit_crawl_delay: bool = inherit_crawl_delay
         name = to_octets(self.agent).lower()  # in this order, as the text of the file
-        readings = choose(robots, name, precedence=v2_semantics == "precedence")
+        readings = choose(
+            robots.lines, robots.forced, name, precedence=v2_semantics == "precedence"
+        )
         self._compared_readings: tuple[RuleSet, ...] = ()
         if conflicts == "declared":  # the others are compared, but do not decide
             readings, self._compared_readings = readings[:1], readings[1:]
@@ -380,13 +382,13 @@ class Policy:
         for reading in self._readings:
             yield values_in(text, reading.spans, *fields)
         if self.inherit_crawl_delay and "crawl-delay" in fields:
-            yield values_in(text, choose(self.robots, "*")[0].spans, "crawl-delay")
+            yield values_in(text, choose(text, self.robots.forced, "*")[0].spans, "crawl-delay")
 
     def _spans_of(self, field: str) -> Spans:
         """Return the first spans that have the field; see `_field_values`."""
         text, readings = self.robots.lines, [reading.spans for reading in self._readings]
         if self.inherit_crawl_delay and field == "crawl-delay":
-            readings.append(choose(self.robots, "*")[0].spans)
+            readings.append(choose(text, self.robots.forced, "*")[0].spans)
         return next((spans for spans in readings if any(lines_of(text, spans, field))), ())
 
     def __eq__(self, other: object) -> bool:

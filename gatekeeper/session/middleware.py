@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import msgspec
@@ -33,7 +33,7 @@ from gatekeeper.gate.lease_base import (
     other_agent,
     unnamed,
 )
-from gatekeeper.gate.protocols import DeadlineMiddleware, Gate, HeldLease, TakeLease, WaitForLease
+from gatekeeper.gate.protocols import DeadlineMiddleware, Gate, HeldLease
 from gatekeeper.http_fields import REDIRECTS, rate_limit_of
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.urls import UrlCache, sendable, url_of
@@ -130,6 +130,22 @@ class RequestDeadline(msgspec.Struct, eq=False):
 _SWITCHING_PROTOCOLS = 101  # a websocket stays open for as long as it likes, without a deadline
 _MAX_CREDENTIALS = 256
 _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # an istr: its case is folded once, not per look-up
+
+
+TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
+"""Grants a lease for the URL to the task if that needs no waiting. None: wait for it instead."""
+
+
+class WaitForLease(Protocol):
+    """Waits for a lease."""
+
+    def __call__(
+        self, url: str, owner: asyncio.Task[object] | None, /, *, user_agent: str | None = None
+    ) -> Coroutine[Any, Any, HeldLease]:
+        """Wait for the URL's lease, for the task and the name (None: the gate's own).
+
+        Raises as entering `Gate.lease` does.
+        """
 
 
 def _take_nothing(_url: str, _owner: asyncio.Task[object] | None) -> None:
