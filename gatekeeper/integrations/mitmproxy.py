@@ -55,8 +55,14 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent
-from gatekeeper.gate.protocols import config_of
-from gatekeeper.integrations.hops import BodyInUse, GuardedNames, Hop, begin, unless_default
+from gatekeeper.integrations.hops import (
+    BodyInUse,
+    GuardedNames,
+    Hop,
+    begin,
+    config_of,
+    unless_default,
+)
 from gatekeeper.pacing.rules import HostRules
 
 with needs_extra("mitmproxy", __name__):
