@@ -18,8 +18,8 @@ from msgspec import structs
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.decision_pages import line_changes
-from gatekeeper.sidecar.pages.html import escaped, tag
 from gatekeeper.sidecar.pages.shell import (
     ASSETS,
     MAX_IDLE,
@@ -158,9 +158,10 @@ def test_files_of_others_are_as_they_were_published(folder: Path) -> None:
 # --- hostile texts ----------------------------------------------------------------------------
 
 
-def test_nothing_but_what_tag_made_is_markup() -> None:
-    assert tag("p", HOSTILE, title=HOSTILE).count("<") == 2
-    assert escaped("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
+def test_nothing_but_what_markup_made_is_markup() -> None:
+    assert html.markup('<p title="{}">{}</p>', HOSTILE, [HOSTILE]).count("<") == 2
+    assert html.attributes(title=HOSTILE).count('"') == 2
+    assert html.escaped("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
 
 
 async def test_what_a_site_or_a_client_says_is_never_html(internet: FakeInternet) -> None:

@@ -27,7 +27,7 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.pages import decision_pages, status_pages
-from gatekeeper.sidecar.pages.html import Child, badge, hidden, tag
+from gatekeeper.sidecar.pages.html import badge, hidden, link, markup, paragraph
 from gatekeeper.sidecar.pages.shell import (
     ASSETS,
     HEADERS,
@@ -156,8 +156,8 @@ def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) 
 def _problem_page(call: Call, problem: Problem) -> Page:
     """Return the page for an error."""
     body = [
-        tag("p", badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
-        tag("p", tag("a", "To the overview", href=_root(call))),
+        paragraph(badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
+        markup("<p>{}</p>", link(_root(call), "To the overview")),
     ]
     return Page("The request failed", _path(call), body, status=problem.status)
 
@@ -189,27 +189,14 @@ async def sign_in_page(service: Service, call: Call) -> web.StreamResponse:
 
 
 def _sign_in(wanted: str, wrong: str | None) -> Page:
-    body: Child = [
-        tag("p", badge("bad", wrong), role="alert", class_="lead") if wrong else None,
-        tag(
-            "form",
-            hidden("next", wanted),
-            tag(
-                "label",
-                "Token ",
-                tag("input", name="token", type="password", required=True, autocomplete="off"),
-            ),
-            tag("button", "Sign in"),
-            method="post",
-            action="sign-in",
-        ),
-        tag(
-            "p",
-            "A token of server.token_file. You enter it once; the session ends 15 minutes after "
-            "the last page.",
-            class_="note",
-        ),
-    ]
+    alert = paragraph(badge("bad", wrong), class_="lead", role="alert") if wrong else None
+    said = "A token of server.token_file. You enter it once; the session ends 15 minutes after the "
+    form = markup(
+        '<form method="post" action="sign-in">{}<label>Token <input name="token" type="password" '
+        'required autocomplete="off"></label><button>Sign in</button></form>',
+        hidden("next", wanted),
+    )
+    body = [alert, form, paragraph(said, "last page.")]
     return Page("Sign in", "sign-in", body, status=401 if wrong else 200)
 
 
@@ -396,8 +383,8 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
     explained = await asyncio.to_thread(what_if_explanation, service, asked)
     group = await asyncio.to_thread(decision_pages.group_lines, service, explained)
-    markup = tag("div", decision_pages.decision_section(service, explained, group), id="story")
-    return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)
+    text = decision_pages.decision_section(service, explained, group)
+    return web.Response(text=text, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 
 # --- actions of forms -------------------------------------------------------------------------
