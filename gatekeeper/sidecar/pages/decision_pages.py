@@ -313,73 +313,46 @@ def line_changes(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
     >>> [(one.same, one.old, one.new) for one in line_changes(["a", "b", "c"], ["a", "x", "c"])]
     [(True, ['a'], ['a']), (False, ['b'], ['x']), (True, ['c'], ['c'])]
     """
-    head = 0
-    while head < min(len(old), len(new)) and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
-    middle_old, middle_new = old[head : len(old) - tail], new[head : len(new) - tail]
-    changes = [TextChange(True, list(old[:head]), list(new[:head]))]
-    changes += _middle(middle_old, middle_new)
-    changes.append(TextChange(True, list(old[len(old) - tail :]), list(new[len(new) - tail :])))
+    changes: list[TextChange] = []
+    old_at = new_at = 0
+    for start, end, k in [*_equal_runs(old, new), (len(old), len(old), len(old) - len(new))]:
+        changes += (
+            TextChange(False, list(old[old_at:start]), list(new[new_at : start - k])),
+            TextChange(True, list(old[start:end]), list(new[start - k : end - k])),
+        )
+        old_at, new_at = end, end - k
     return [one for one in changes if one.old or one.new]
 
 
-def _middle(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
-    path = _edits(old, new)
-    if path is None:
-        return [TextChange(False, list(old), list(new))]
-    changes: list[TextChange] = []
-    for same, left, right in path:
-        if changes and changes[-1].same == same:
-            changes[-1].old.extend(left)
-            changes[-1].new.extend(right)
-        else:
-            changes.append(TextChange(same, left, right))
-    return changes
+def _equal_runs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return the runs of equal lines in the shortest edit script; none if it is too long.
 
-
-def _edits(
-    old: Sequence[str], new: Sequence[str]
-) -> list[tuple[bool, list[str], list[str]]] | None:
-    """Return the shortest edit script, step by step; None: it has more than `_MAX_EDITS` edits."""
-    furthest = {1: 0}
-    trace: list[dict[int, int]] = []
+    Each is its start and end in `old`, and how far it is ahead of the same run in `new`.
+    """
+    # For each diagonal the furthest line of `old`, and the runs that lead there.
+    furthest: dict[int, tuple[int, _Runs | None]] = {1: (0, None)}
     for edits in range(_MAX_EDITS + 1):
-        trace.append(dict(furthest))
         for k in range(-edits, edits + 1, 2):
-            down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-            x = furthest[k + 1] if down else furthest[k - 1] + 1
+            if k == -edits or (k != edits and furthest[k - 1][0] < furthest[k + 1][0]):
+                start, runs = furthest[k + 1]
+            else:
+                start, runs = furthest[k - 1][0] + 1, furthest[k - 1][1]
+            x = start
             while x < len(old) and x - k < len(new) and old[x] == new[x - k]:
                 x += 1
-            furthest[k] = x
+            furthest[k] = x, runs if x == start else _Runs(runs, (start, x, k))
             if x >= len(old) and x - k >= len(new):
-                return _backtrack(trace, old, new)
-    return None
+                found, runs = [], furthest[k][1]
+                while runs is not None:
+                    found.append(runs.last)
+                    runs = runs.before
+                return found[::-1]
+    return []
 
 
-def _backtrack(
-    trace: list[dict[int, int]], old: Sequence[str], new: Sequence[str]
-) -> list[tuple[bool, list[str], list[str]]]:
-    steps: list[tuple[bool, list[str], list[str]]] = []
-    x, y = len(old), len(new)
-    for edits in range(len(trace) - 1, -1, -1):
-        furthest, k = trace[edits], x - y
-        down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-        from_k = k + 1 if down else k - 1
-        from_x = furthest[from_k] if edits else 0
-        from_y = from_x - from_k if edits else 0
-        while x > from_x and y > from_y:
-            x, y = x - 1, y - 1
-            steps.append((True, [old[x]], [new[y]]))
-        if edits:
-            if down:
-                steps.append((False, [], [new[from_y]]))
-            else:
-                steps.append((False, [old[from_x]], []))
-            x, y = from_x, from_y
-    return steps[::-1]
+class _Runs(NamedTuple):
+    before: _Runs | None
+    last: tuple[int, int, int]
 
 
 class VersionDiff(NamedTuple):
