@@ -347,11 +347,16 @@ def read_query(text: str, kind: type[_T]) -> _T:
             # Two values for one name: two readers could take different ones.
             raise Problem(400, "bad-request", f"parameter {name[:40]!r} occurs twice")
         fields[name] = value
+    return convert(fields, kind, "query")
+
+
+def convert(fields: Mapping[str, str], kind: type[_T], what: str) -> _T:
+    """Convert the fields of a query or a form into a struct. Raises Problem 400."""
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         remedy = _remedy(error, kind, fields.get("url", ""))
-        raise Problem(400, "bad-request", f"query: {error}{remedy}") from None
+        raise Problem(400, "bad-request", f"{what}: {error}{remedy}") from None
 
 
 def _remedy(error: msgspec.ValidationError, kind: type, url: str = "") -> str:
