@@ -500,15 +500,13 @@ class Server(web.Server):
         header: int,
         connections: int = 100_000,
         inline: Inline | None = None,
-        on_lost: Callable[[], object] = lambda: None,
         pass_on: PassOn | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
         """`header`: maximum octets of the request line and of each header field.
 
         `inline` answers the requests that it can as soon as they are read, `handler` all others.
-        `on_lost` is called for each connection that closes. `pass_on` takes over connections that
-        ask questions.
+        `pass_on` takes over connections that ask questions.
         """
         self.options: dict[str, Any] = {
             "access_log": None,
@@ -525,7 +523,6 @@ class Server(web.Server):
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.inline: Inline | None = inline
         self.max_header: int = header
-        self.on_lost: Callable[[], object] = on_lost
         self.pass_on: PassOn | None = pass_on
         self._context = context
         self._taken = OwnedTasks()
@@ -666,7 +663,6 @@ class _Protocol(web.RequestHandler):
         self._cancel_first_timer()
         super().connection_lost(exc)
         self.server.accepted.discard(self)
-        self.server.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and remember its beginning."""
