@@ -61,6 +61,8 @@ class Call:
     """The raw query string."""
     params: Mapping[str, str]
     """The values of the `{...}` in the route's path, decoded."""
+    max_body: int
+    """Maximum octets of a JSON body."""
     where: str = "unmatched"
     """The path of the route, under which the request is counted."""
     _ask: Callable[[], str] | None = None
@@ -75,6 +77,14 @@ class Call:
         `ask` raises Problem if the client may not have the answer. `permitted` calls it again.
         """
         self.client, self._ask = ask(), ask
+
+    def parameters(self, kind: type[_T]) -> _T:
+        """Read the query string into a struct. Raises Problem 400."""
+        return read_query(self.query, kind)
+
+    async def body(self, kind: type[_T]) -> _T:
+        """Read the JSON body into a struct. Raises Problem 400, 408, 413 or 415."""
+        return await read_body(self.request, kind, limit=self.max_body)
 
     def permitted(self) -> bool:
         """Ask again during a long answer: a token, a role or a session may have ended.

@@ -49,7 +49,6 @@ from gatekeeper.sidecar.exchange import (
     Route,
     Router,
     add_request_id,
-    read_query,
 )
 from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
@@ -416,7 +415,7 @@ class Service:
         handler: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
     ) -> web.StreamResponse:
         """Handle a request by `handler`, which also sets `client` and `where` of its call."""
-        call = Call(request, self.new_id(), "", "", {})
+        call = Call(request, self.new_id(), "", "", {}, self.config.server.max_body)
         try:
             async with asyncio.timeout(None) as limit:
                 self._answers[call] = limit
@@ -458,7 +457,7 @@ class Service:
         self.clients.enter(call.client)
         try:
             if call.query and route.no_query:
-                read_query(call.query, EmptyObject)
+                call.parameters(EmptyObject)
             if Role.ADMIN in route.needs:
                 await self.settle()  # so that operators see what workers did
             return await route.handler(self, call)

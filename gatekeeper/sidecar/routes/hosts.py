@@ -25,8 +25,6 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Route,
     json_response,
-    read_body,
-    read_query,
 )
 from gatekeeper.sidecar.pages.state import host_body
 
@@ -83,7 +81,7 @@ class HostList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
     """List a page of the hosts in memory, filtered and sorted by the service."""
-    return json_response(await host_list(service, read_query(call.query, HostQuery)))
+    return json_response(await host_list(service, call.parameters(HostQuery)))
 
 
 async def host_list(service: Service, query: HostQuery) -> HostList:
@@ -117,21 +115,21 @@ async def get_host(service: Service, call: Call) -> web.StreamResponse:
 
 async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant no leases at the host until `resume`."""
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await call.body(EmptyObject)
     await service.gate.pause(_host_in_path(call))
     return await get_host(service, call)
 
 
 async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant leases at the host again."""
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await call.body(EmptyObject)
     await service.gate.resume(_host_in_path(call))
     return await get_host(service, call)
 
 
 async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
     """Fetch robots.txt again: of `origin`, or of both schemes of the host as far as cached."""
-    request = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
+    request = await call.body(RefreshBody)
     host = _host_in_path(call)
     name = f"[{host}]" if ":" in host else host
     schemes = (f"https://{name}", f"http://{name}")
@@ -166,7 +164,7 @@ async def refresh(service: Service, origins: Iterable[str]) -> bool:
 
 async def block_host(service: Service, call: Call) -> web.StreamResponse:
     """Send no request to the host before a given moment."""
-    request = await read_body(call.request, BlockBody, limit=service.config.server.max_body)
+    request = await call.body(BlockBody)
     await block(service, _host_in_path(call), request)
     return await get_host(service, call)
 

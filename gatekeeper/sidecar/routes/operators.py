@@ -16,16 +16,7 @@ from aiohttp import web
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
 from gatekeeper.decision import Decision, Reason
-from gatekeeper.sidecar.exchange import (
-    Call,
-    EmptyObject,
-    PageQuery,
-    Problem,
-    Route,
-    json_response,
-    read_body,
-    read_query,
-)
+from gatekeeper.sidecar.exchange import Call, EmptyObject, PageQuery, Problem, Route, json_response
 from gatekeeper.sidecar.logs import DecisionEvent
 from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody, retrievals
 from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
@@ -134,7 +125,7 @@ class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_leases(service: Service, call: Call) -> web.StreamResponse:
     """A page of the leases that clients hold, and of the requests that wait for one."""
-    return json_response(lease_list(service, read_query(call.query, LeaseQuery)))
+    return json_response(lease_list(service, call.parameters(LeaseQuery)))
 
 
 def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
@@ -160,7 +151,7 @@ def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
 
 async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease whose client is believed to be gone; it counts as used."""
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await call.body(EmptyObject)
     service.leases.drop(call.params["id"])
     return web.Response(status=204)
 
@@ -235,7 +226,7 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     A client that reads too slowly, or whose filter selects more than 250 decisions each 0.1 s, is
     told how many it missed.
     """
-    query = read_query(call.query, EventQuery)
+    query = call.parameters(EventQuery)
     request = call.request
     last = request.headers.get("Last-Event-ID", query.last_event_id)
     stream = _EventStream(service, query, last)

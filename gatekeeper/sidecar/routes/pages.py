@@ -24,7 +24,6 @@ from gatekeeper.sidecar.exchange import (
     Role,
     Route,
     convert,
-    read_body,
     read_query,
 )
 from gatekeeper.sidecar.pages import decision_pages, shell, status_pages
@@ -227,7 +226,7 @@ async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
 
 async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/hosts`"""
-    query = read_query(call.query, host_routes.HostQuery)
+    query = call.parameters(host_routes.HostQuery)
     return status_pages.hosts_page(service, query, await host_routes.host_list(service, query))
 
 
@@ -250,7 +249,7 @@ class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/explain`"""
-    query = read_query(call.query, ExplainQuery)
+    query = call.parameters(ExplainQuery)
     result, problem, group = None, None, set[int]()
     if query.url:
         question = check.CheckQuery(query.url, query.user_agent or None)
@@ -272,7 +271,7 @@ async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
 
 async def live(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/live`"""
-    return decision_pages.live_page(service, read_query(call.query, operators.EventQuery))
+    return decision_pages.live_page(service, call.parameters(operators.EventQuery))
 
 
 class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -285,7 +284,7 @@ class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def history(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/history`"""
-    query = read_query(call.query, HistoryPageQuery)
+    query = call.parameters(HistoryPageQuery)
     if not query.origin:
         return decision_pages.history_page(service, "", [], None, None)
     try:
@@ -358,7 +357,7 @@ def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The explanation for an edited text, as a fragment of a page."""
-    asked = await read_body(call.request, check.WhatIf, limit=service.config.server.max_body)
+    asked = await call.body(check.WhatIf)
     explained = await asyncio.to_thread(check.what_if_explanation, service, asked)
     group = await asyncio.to_thread(decision_pages.group_lines, service, explained)
     text = decision_pages.decision_section(service, explained, group)

@@ -21,8 +21,6 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Route,
     json_response,
-    read_body,
-    read_query,
 )
 from gatekeeper.sidecar.reload import Reloaded, reload
 
@@ -108,7 +106,7 @@ class MetricsQuery(msgspec.Struct, frozen=True):
 
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """Return the metrics, in OpenMetrics if Accept names it, else in Prometheus' text format."""
-    asked = read_query(call.query, MetricsQuery)
+    asked = call.parameters(MetricsQuery)
     accept = ",".join(call.request.headers.getall("Accept", ()))
     body, content_type = await service.metrics_text(accept, exemplars=asked.exemplars)
     return web.Response(body=body, headers={"Content-Type": content_type, "Vary": "Accept"})
@@ -123,7 +121,7 @@ _REPLY_SECONDS = 60.0
 
 async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await call.body(EmptyObject)
     call.goodbye = _REPLY_SECONDS
     try:
         done = await reload(service)
