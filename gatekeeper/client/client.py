@@ -30,6 +30,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
+from gatekeeper.client import wire
 from gatekeeper.client.connection import (
     Outbox,
     SidecarConnection,
@@ -40,15 +41,6 @@ from gatekeeper.client.connection import (
 )
 from gatekeeper.client.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.client.questions import Question, Questions, RememberedDecisions
-from gatekeeper.client.wire import (
-    Alive,
-    BlockBody,
-    Explanation,
-    HostBody,
-    RefreshBody,
-    SitemapLine,
-    encode,
-)
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
@@ -237,12 +229,7 @@ class RemoteGatekeeper:
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
         """Return True if the URL may be fetched now. Raises InvalidURL."""
-        origin, _ = urls.split(url)
-        found = self._ask(url, origin, self._name if user_agent is None else user_agent)
-        decision = found if isinstance(found, Decision) else await found
-        if decision.reason is Reason.INVALID_URL:
-            raise _invalid_url(url, decision)
-        return decision.verdict is Verdict.ALLOW
+        return (await self.check(url, user_agent=user_agent)).verdict is Verdict.ALLOW
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Decide whether the URL may be fetched now, and why. Raises InvalidURL.
@@ -340,7 +327,7 @@ class RemoteGatekeeper:
     ) -> AsyncGenerator[SitemapEntry]:
         self._check_usable(None)
         async for text in self._connection.lines(path, origin):
-            line = read_line(text, SitemapLine)
+            line = read_line(text, wire.SitemapLine)
             if line.finding is not None:
                 findings.append(line.finding)
             elif line.url is not None:
@@ -352,7 +339,7 @@ class RemoteGatekeeper:
         `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
         answer = await self._request("GET", f"/v1/hosts/{_segment(host)}")
-        return read(answer, HostBody).clocks
+        return read(answer, wire.HostBody).clocks
 
     async def refresh(self, origin: str) -> None:
         """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
@@ -360,13 +347,15 @@ class RemoteGatekeeper:
         If the host is not due for long, it returns earlier, and the sidecar goes on.
         """
         target = urls.parse(origin)
-        await self._control(target.host, "refresh", encode(RefreshBody(origin=target.origin)))
+        await self._control(
+            target.host, "refresh", wire.encode(wire.RefreshBody(origin=target.origin))
+        )
         self._answers.forget()
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
         moment = utc(block_end(host, until))
-        await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
+        await self._control(host, "block", wire.encode(wire.BlockBody(until=moment, reason=reason)))
 
     async def pause(self, host: str) -> None:
         """Grant no lease for the host until `resume`."""
@@ -498,18 +487,20 @@ class RemoteGatekeeper:
         if user_agent is not None:
             check_agent(user_agent)
 
-    async def _explain(self, url: str, agent: str | None) -> Explanation:
+    async def _explain(self, url: str, agent: str | None) -> wire.Explanation:
         # About "/", as the answer about /robots.txt itself would explain nothing (RFC 9309 section
         # 2.2.2, RFC-20).
         query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
         if agent is not None:
             check_agent(agent)
             query += f"&user_agent={quote(agent, safe='')}"
-        return read(await self._request("GET", f"/v1/explain?{query}", agent=agent), Explanation)
+        return read(
+            await self._request("GET", f"/v1/explain?{query}", agent=agent), wire.Explanation
+        )
 
     async def _control(self, host: str, action: str, body: bytes) -> None:
         answer = await self._request("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
-        read(answer, HostBody)
+        read(answer, wire.HostBody)
 
     async def _request(
         self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
@@ -615,7 +606,7 @@ async def identity_of(connection: SidecarConnection) -> str | None:
     """Return the sidecar's own user agent. None if it is unreachable or does not return one."""
     try:
         answer = await connection.request("GET", "/healthz", timeout=_IDENTITY_SECONDS)
-        return read(answer, Alive).user_agent
+        return read(answer, wire.Alive).user_agent
     except (SidecarUnreachable, GatekeeperError) as error:
         _log.info("the sidecar did not return its name: %s", error)
         return None
@@ -672,7 +663,7 @@ _THREAD_SIZE = 65_536
 """Characters above which a text is parsed in a thread."""
 
 
-async def robots_of(explanation: Explanation, settings: RobotsConfig) -> RobotsTxt | None:
+async def robots_of(explanation: wire.Explanation, settings: RobotsConfig) -> RobotsTxt | None:
     """Parse the file of an explanation; None if there is no text."""
     text = explanation.robots_txt
     if text is None:
@@ -684,7 +675,7 @@ async def robots_of(explanation: Explanation, settings: RobotsConfig) -> RobotsT
 
 
 def policy_of(
-    explanation: Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
+    explanation: wire.Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
 ) -> Policy:
     """Return the policy of the file for the agent, or a policy in place of a missing file.
 

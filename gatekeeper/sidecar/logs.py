@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -80,15 +80,11 @@ def set_up_logging(server: ServerConfig) -> None:
 # --- Logs are written by threads, so a slow reader of a log delays no response.
 
 
-_PIPE_BUF: Final = 4096
-"""Octets that are written to a pipe atomically (PIPE_BUF), not mixed with other writers' lines."""
-
-
 def write_lines(stream: IO[str], lines: list[str]) -> None:
-    """Write lines directly to the stream's file descriptor, in pieces of whole lines.
+    """Write lines directly to the stream's file descriptor, one at a time.
 
-    The stream's own buffer has a lock for which the exit of the process would wait. Raises OSError
-    or ValueError.
+    A pipe takes each whole (PIPE_BUF), not mixed with other writers' lines. The stream's own buffer
+    has a lock for which the exit of the process would wait. Raises OSError or ValueError.
     """
     try:
         fd = stream.fileno()
@@ -96,19 +92,10 @@ def write_lines(stream: IO[str], lines: list[str]) -> None:
         stream.write("".join(lines))
         stream.flush()
         return
-    piece = b""
     for line in lines:
         data = line.encode("utf-8", "replace")
-        if piece and len(piece) + len(data) > _PIPE_BUF:
-            _write_all(fd, piece)
-            piece = b""
-        piece += data
-    _write_all(fd, piece)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 # --- The decision log: one line for each decision, from a bounded ring that a thread writes out.

@@ -479,8 +479,6 @@ async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
         _, why = await get(shop.base, f"explain?{query}")
         assert why.index("decides") < why.index("loses")
         assert 'value="4" class="decides group"' in why
-        _, live = await get(shop.base, "live?verdict=deny")
-        assert "/cart/3" in live
         _, wrong = await get(shop.base, "explain?url=nonsense")
         assert "Invalid question" in wrong
 

@@ -12,7 +12,6 @@ from gatekeeper.clock import utc
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.feeds import GivenDecision
 from gatekeeper.sidecar.pages.html import Child, Html, badge, code, markup, number, row
 from gatekeeper.sidecar.pages.shell import Page
 from gatekeeper.sidecar.routes.check import as_read
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 _MAX_LINES: Final = 400
 """Maximum lines of a text to show."""
-_LIVE_ROWS: Final = 50
-"""Decisions on the Live page before new ones arrive."""
 _MAX_ROWS: Final = 200
 """Maximum rows of a comparison of two texts."""
 _VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
@@ -244,11 +241,8 @@ def _what_if(explained: Explanation) -> Html:
 # --- live -------------------------------------------------------------------------------------
 
 
-def live_page(service: Service, query: EventQuery) -> Page:
-    """The stream of decisions; without JavaScript, the latest decisions."""
-    feed = service.operators.feed
-    latest = feed.since(0, None if query.narrow else _LIVE_ROWS)
-    wanted = [one for one in reversed(latest) if query.wants(one)][:_LIVE_ROWS]
+def live_page(query: EventQuery) -> Page:
+    """The stream of decisions, which `live.js` shows."""
     options = []
     for one in ("any", "allow", "deny", "defer"):
         own = html.attributes(value=one, selected=one == query.verdict)
@@ -264,32 +258,17 @@ def live_page(service: Service, query: EventQuery) -> Page:
         ),
         markup(
             '<p class="controls"><button id="pause" type="button" hidden>Pause</button> '
-            '<span id="live-state" role="status">The latest decisions.</span> '
+            '<span id="live-state" role="status">This page needs JavaScript.</span> '
             '<span id="dropped"></span></p>'
         ),
         html.table(
             "The latest decisions",
             ("Time", "Verdict", "URL", "Reason", "Line", "Client"),
-            map(_decision_row, wanted),
+            (),
             id_="decisions",
         ),
     ]
     return Page("Live", "live", body, None, ("live.js",))
-
-
-def _decision_row(given: GivenDecision) -> Html:
-    decision = given.decision
-    rule = decision.rule
-    at = utc(given.at)
-    question = urlencode({"url": decision.url, "user_agent": decision.user_agent})
-    return row(
-        html.moment(at, f"{at:%H:%M:%S}"),
-        verdict_badge(decision.verdict.value),
-        html.text_cell(html.link(f"explain?{question}", decision.url[:2048])),
-        decision.reason.value,
-        html.num("" if rule is None else rule.line),
-        given.client,
-    )
 
 
 # --- history ----------------------------------------------------------------------------------

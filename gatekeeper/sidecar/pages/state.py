@@ -133,7 +133,6 @@ class OperatorState:
         """Open streams of events by client."""
         self.events_sent = 0
         """Events sent."""
-        self._encoded: dict[int, bytes] = {}
 
     def start(self) -> None:
         """Start to sample the counters every ten seconds. Idempotent."""
@@ -145,15 +144,6 @@ class OperatorState:
         self.series.close()
         if self._hosts is not None:
             await self._hosts.close()
-
-    def encoded(self, number: int, write: Callable[[], bytes]) -> bytes:
-        """Return the encoded decision of a number; `write` encodes it once for all streams."""
-        found = self._encoded.get(number)
-        if found is None:
-            if len(self._encoded) >= _MAX_ENCODED:
-                self._encoded.clear()
-            found = self._encoded[number] = write()
-        return found
 
     def _update_hosts(self) -> None:
         self.hosts.follow()
@@ -279,9 +269,6 @@ class OperatorState:
             return None
         interval = max(one.interval for one in (scope, *scope.shared))
         return utc(wall + due - now + (place - 1) * interval)
-
-
-_MAX_ENCODED: Final = 1024
 
 
 _KEYS: Final[dict[str, Callable[[Scope, float], float]]] = {

@@ -29,7 +29,7 @@ from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, Call, Problem, Route
-from gatekeeper.sidecar.routes.operators import open_stream
+from gatekeeper.sidecar.routes.operators import open_stream, stream_response
 from gatekeeper.sidecar.waiting import draining
 from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
 
@@ -324,16 +324,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
     with open_stream(service, call.client), service.streams:
         async with contextlib.aclosing(found):
             entry = await _next_entry(service, found)  # an error before it has its own status
-            response = web.StreamResponse(
-                headers={
-                    "Content-Type": f"{JSON_LINES}; charset=utf-8",
-                    "Cache-Control": "no-store",
-                    "X-Accel-Buffering": "no",  # otherwise nginx would buffer lines
-                    "X-Content-Type-Options": "nosniff",
-                    "X-Request-Id": call.id,
-                    "Server": "gatekeeper",
-                }
-            )
+            response = stream_response(call, JSON_LINES)
             await response.prepare(call.request)
             if call.request.method == "HEAD":
                 return response

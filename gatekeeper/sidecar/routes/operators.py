@@ -230,16 +230,7 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     request = call.request
     last = request.headers.get("Last-Event-ID", query.last_event_id)
     stream = _EventStream(service, query, last)
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",  # otherwise nginx would buffer events
-            "X-Content-Type-Options": "nosniff",
-            "X-Request-Id": call.id,
-            "Server": "gatekeeper",
-        }
-    )
+    response = stream_response(call, "text/event-stream")
     with open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
@@ -260,6 +251,20 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
             await service.clock.sleep(TICK)
         await response.write(b"event: bye\ndata: {}\n\n")
     return response
+
+
+def stream_response(call: Call, kind: str) -> web.StreamResponse:
+    """Return the response of a stream of texts, whose head is not sent yet."""
+    return web.StreamResponse(
+        headers={
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",  # otherwise nginx would hold texts back
+            "X-Content-Type-Options": "nosniff",
+            "X-Request-Id": call.id,
+            "Server": "gatekeeper",
+        }
+    )
 
 
 @contextlib.contextmanager
@@ -341,7 +346,7 @@ class _EventStream:
                 self._dropped += missed
                 data = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % data)
-            parts += map(self._event, wanted[-most:])
+            parts += map(_encode, wanted[-most:])
             self._state.events_sent += len(wanted[-most:])
         if parts:
             self._sent_at = now
@@ -350,12 +355,9 @@ class _EventStream:
             parts.append(b"id: %s-%d\nevent: beat\ndata: {}\n\n" % (_PREFIX.encode(), self._cursor))
         return b"".join(parts)
 
-    def _event(self, given: GivenDecision) -> bytes:
-        return self._state.encoded(given.number, lambda: _encode(given))
-
 
 def _encode(given: GivenDecision) -> bytes:
-    """Encode the event of a decision, as it is sent to all streams."""
+    """Encode the event of a decision."""
     decision = given.decision
     event = DecisionEvent.of(decision, given.request, given.client, at=given.at, url=decision.url)
     data = msgspec.json.encode(event)

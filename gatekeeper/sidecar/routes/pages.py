@@ -271,7 +271,7 @@ async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
 
 async def live(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/live`"""
-    return decision_pages.live_page(service, call.parameters(operators.EventQuery))
+    return decision_pages.live_page(call.parameters(operators.EventQuery))
 
 
 class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
