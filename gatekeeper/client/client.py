@@ -398,14 +398,9 @@ class RemoteGatekeeper:
 
         `owned=False`: it outlives the task that asks for it. Raises as entering `lease` does.
         """
-        self._check_usable(user_agent)
-        refuse_wildcard_agent(user_agent)
+        agent = self._agent_of_lease(user_agent)
         return await self._leases.acquire(
-            url,
-            priority=priority,
-            timeout=timeout,
-            user_agent=self._name if user_agent is None else user_agent,
-            owned=owned,
+            url, priority=priority, timeout=timeout, user_agent=agent, owned=owned
         )
 
     async def try_acquire(
@@ -415,9 +410,7 @@ class RemoteGatekeeper:
 
         While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
         """
-        self._check_usable(user_agent)
-        refuse_wildcard_agent(user_agent)
-        agent = self._name if user_agent is None else user_agent
+        agent = self._agent_of_lease(user_agent)
         return await self._leases.try_acquire(url, priority=priority, user_agent=agent, owned=owned)
 
     at_a_glance = False
@@ -486,6 +479,11 @@ class RemoteGatekeeper:
         refuse_unless_open(self._loop)  # of the running loop
         if user_agent is not None:
             check_agent(user_agent)
+
+    def _agent_of_lease(self, user_agent: str | None) -> str | None:
+        self._check_usable(user_agent)
+        refuse_wildcard_agent(user_agent)
+        return self._name if user_agent is None else user_agent
 
     async def _explain(self, url: str, agent: str | None) -> wire.Explanation:
         # About "/", as the answer about /robots.txt itself would explain nothing (RFC 9309 section

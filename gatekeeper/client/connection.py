@@ -152,15 +152,18 @@ class SidecarConnection:
         if session is not None:
             await session.close()
 
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise GateClosed(
+                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
+            )
+        return self._session
+
     async def request(
         self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
     ) -> SidecarResponse:
         """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
-        session = self._session
-        if session is None:
-            raise GateClosed(
-                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
-            )
+        session = self._opened()
         seconds = self._timeout if timeout is None else timeout
         self.requests += 1
         url = URL(self.base + path, encoded=True)
@@ -191,21 +194,17 @@ class SidecarConnection:
         Raises the error of `problem` for a response of another status, and SidecarError if there is
         none or it breaks off.
         """
-        session = self._session
-        if session is None:
-            raise GateClosed("the gate was closed meanwhile")
+        session = self._opened()
         self.requests += 1
+        where = URL(self.base + path, encoded=True)
         try:
             async with session.get(
-                URL(self.base + path, encoded=True),
-                allow_redirects=False,
-                read_bufsize=_LINE_OCTETS,
+                where, allow_redirects=False, read_bufsize=_LINE_OCTETS
             ) as response:
                 if response.status != 200:
                     body = await response.content.read(_LINE_OCTETS)
-                    raise problem(
-                        SidecarResponse(response.status, body, None, bool(self._headers)), url
-                    )
+                    answer = SidecarResponse(response.status, body, None, bool(self._headers))
+                    raise problem(answer, url)
                 async for line in response.content:
                     yield line
         except (aiohttp.ClientError, OSError) as error:

@@ -73,30 +73,16 @@ class _ClientQueue(msgspec.Struct, eq=False):
 
     first: LeaseWaiter
     """The request in the host's queue."""
-    waiting: dict[int, OrderedDict[LeaseWaiter, None]] = {}
-    """The other requests, by priority."""
-
-    def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
-        waiters = self.waiting.setdefault(waiter.priority, OrderedDict())
-        waiters[waiter] = None
-        if ahead:
-            waiters.move_to_end(waiter, last=False)
-
-    def remove(self, waiter: LeaseWaiter) -> None:
-        waiters = self.waiting.get(waiter.priority)
-        if waiters is not None:
-            waiters.pop(waiter, None)
-            if not waiters:
-                del self.waiting[waiter.priority]
+    waiting: dict[LeaseWaiter, None] = {}
+    """The other requests, in the order in which those of one priority go first."""
 
     def next(self) -> LeaseWaiter | None:
         """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
         if not self.waiting:
             return None
-        waiter = next(iter(self.waiting[max(self.waiting)]))
-        self.remove(waiter)
-        self.first = waiter
-        return waiter
+        self.first = max(self.waiting, key=lambda one: one.priority)  # the first of these
+        del self.waiting[self.first]
+        return self.first
 
 
 class LeaseWaiters:
@@ -252,7 +238,8 @@ class LeaseWaiters:
             finally:
                 waiter.queue_timeout = None
                 if stepped_back:
-                    self._queues[key].add(waiter, ahead=True)
+                    queue = self._queues[key]
+                    queue.waiting = {waiter: None, **queue.waiting}
                 if first:
                     self._admit_next(key)
 
@@ -271,7 +258,7 @@ class LeaseWaiters:
         if queue.first is waiter:  # it stepped back, and the other request was gone
             return True
         if not in_queue:
-            queue.add(waiter)
+            queue.waiting[waiter] = None
             if waiter.priority > queue.first.priority:
                 queue.first.step_back()
         waiter.may_enter = asyncio.get_running_loop().create_future()
@@ -280,13 +267,13 @@ class LeaseWaiters:
                 await waiter.may_enter
         except TimeoutError:
             if queue.first is not waiter:  # else it became the first one at this very moment
-                queue.remove(waiter)
+                queue.waiting.pop(waiter, None)
                 return False
         except BaseException:
             if queue.first is waiter:
                 self._admit_next(key)
             else:
-                queue.remove(waiter)
+                queue.waiting.pop(waiter, None)
             raise
         return True
 
