@@ -32,28 +32,20 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class _Line(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="log"
-):
-    time: UtcTime
-    level: str
-    logger: str
-    message: str
-    exception: str | None = None
-
-
 class JsonFormatter(logging.Formatter):
     """Formats a log record as one line of JSON, which escapes control characters of URLs (T11)."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its line end."""
-        line = _Line(
-            time=utc(record.created),
-            level=record.levelname.lower(),
-            logger=record.name,
-            message=record.getMessage(),
-            exception=self.formatException(record.exc_info) if record.exc_info else None,
-        )
+        line = {
+            "event": "log",
+            "time": utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
 
 

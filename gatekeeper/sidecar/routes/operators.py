@@ -399,18 +399,17 @@ async def get_configuration(service: Service, call: Call) -> web.StreamResponse:
 
 def config_body(service: Service) -> ConfigBody:
     """Return all effective settings, in the order of the sections."""
-    return ConfigBody(list(_settings(service)))
-
-
-def _settings(service: Service) -> Iterator[SettingView]:
-    for name, value in values_of(service.config):
-        yield SettingView(
+    settings = [
+        SettingView(
             name=name,
             value=masked(msgspec.to_builtins(value)),
             source=service.sources.get(name, "default"),
             needs_restart=needs_restart(name),
             pending=name in service.restart_required,
         )
+        for name, value in values_of(service.config)
+    ]
+    return ConfigBody(settings)
 
 
 def masked(value: Any) -> Any:
