@@ -324,11 +324,11 @@ class HostIndex:
         """Return the number of hosts in each state but "free", and whether all were scanned."""
         self.follow()
         scan = await self._scanned(("states",), self._counted_states())
-        counts = dict.fromkeys(STATES[1:], 0)
+        counts: dict[str, int] = dict.fromkeys(STATES[1:], 0)
         for run in scan.runs:
             for state, count in run:
                 counts[state] += count
-        return dict(counts), scan.complete and scan.up_to_date and not self.pending
+        return counts, scan.complete and scan.up_to_date and not self.pending
 
     # --- scans --------------------------------------------------------------------------
 

@@ -75,8 +75,8 @@ def _with_problem_pages(handler: Handler[Service]) -> Handler[Service]:
         except Problem as problem:
             return _respond(service, call, _problem_page(call, problem), None)
         except GatekeeperError as error:
-            problem = Problem(400, "bad-request", str(error))
-            return _respond(service, call, _problem_page(call, problem), None)
+            page = _problem_page(call, Problem(400, "bad-request", str(error)))
+            return _respond(service, call, page, None)
 
     return handle
 
