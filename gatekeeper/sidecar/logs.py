@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
+from contextlib import suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
@@ -264,7 +265,7 @@ class DecisionLog:
         rule_text = f" (line {line.line}: {line.rule})" if line.line is not None else ""
         text = f"{line.verdict} {line.url} [{line.reason}]{rule_text} id={line.id}"
         text += f" client={client}"
-        return f"{line.time:%H:%M:%S} {_printable(text)}\n"
+        return f"{line.time:%H:%M:%S} {urls.printable(text, 10_000)}\n"
 
     def _masked(self, url: str) -> str:
         if not self._queries:
@@ -272,10 +273,6 @@ class DecisionLog:
             head, mark, _ = url.partition("?")
             url = f"{head}{'?***' if mark else ''}{'#***' if hidden else ''}"
         return url
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
 # --- OpenTelemetry spans, if its API is installed and a provider is set.
@@ -314,7 +311,9 @@ class Tracing:
 
         async def traced(request: web.BaseRequest) -> web.StreamResponse:
             path = request.raw_path.partition("?")[0]
-            route = _route_of(router, request.method, path)
+            route = None
+            with suppress(Problem):
+                route, _ = router.find(request.method, path)
             if route is not None and route.probe:
                 return await answer(request)
             span = self._start_span(request, route, path)
@@ -401,10 +400,3 @@ class Tracing:
     def _set_error(self, span: Span, kind: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR)
-
-
-def _route_of(router: Router[Any], method: str, path: str) -> Route[Any] | None:
-    try:
-        return router.find(method, path)[0]
-    except Problem:
-        return None

@@ -74,10 +74,9 @@ def decision_section(service: Service, explained: Explanation, group: Collection
     decision = explained.decision
     verdict = verdict_badge(decision.verdict.value)
     return markup(
-        '<div id="story">{}<h2>How the URL is read</h2>{}<h2>How the file was fetched</h2>{}'
-        "<h2>Matching rules</h2>{}<h2>The text</h2>{}</div>",
+        '<div id="story">{}<h2>How the file was fetched</h2>{}<h2>Matching rules</h2>{}'
+        "<h2>The text</h2>{}</div>",
         html.paragraph(verdict, " ", _reason(decision), class_="lead", aria_live="polite"),
-        _canonical(explained),
         _fetch_section(service, explained),
         _candidates(explained),
         _text(explained, group),
@@ -93,6 +92,7 @@ def _reason(decision: Decision) -> Child:
         [" - ", decision.note] if decision.note else None,
         None if decision.retry_at is None else [". Ask again at ", html.moment(decision.retry_at)],
         conflict if decision.conflict else None,
+        _url_as_read(decision),
     ]
 
 
@@ -100,28 +100,12 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _canonical(explained: Explanation) -> Html:
-    """Return the URL and the rule's pattern, as written and as they are compared."""
-    decision = explained.decision
-    forms = [("as asked", decision.url)]
-    if decision.origin:
-        target = urls.parse(decision.url)
-        forms += [
-            ("in normal form", target.url),
-            ("origin", target.origin),
-            ("path that is matched", target.path),
-            ("path in normal form (RFC 9309)", rfc_path(target.path)),
-        ]
-    if decision.rule is not None:
-        value = decision.rule.value
-        forms.append(("pattern of the rule", value))
-        forms.append(("pattern in normal form (RFC 9309)", normal_form(value) or value))
-    rows = [
-        row(html.row_head(name), html.text_cell(code(text[:2000])))
-        for n, (name, text) in enumerate(forms)
-        if "normal form" not in name or text != forms[n - 1][1]
-    ]
-    return html.table("Forms of the URL", ("Form", "Text"), rows)
+def _url_as_read(decision: Decision) -> Child:
+    """Return the URL as rules are compared with it (RFC 9309), if it was asked in another form."""
+    if not decision.origin:
+        return None
+    url = decision.origin + rfc_path(urls.parse(decision.url).path)
+    return None if url == decision.url else [" The URL is read as ", code(url[:2000]), "."]
 
 
 def normal_form(value: str) -> str | None:
