@@ -16,13 +16,13 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from cachetools import FIFOCache, LRUCache
+from cachetools import LRUCache
 
 from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.urls import host_of
+from gatekeeper.urls import host_of, make_room
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper, GateStats
@@ -135,7 +135,7 @@ class DecisionFeed:
         self._append = self._ring.append
         self._batches: deque[tuple[int, BatchNote]] = deque(maxlen=batches)
         """Each with the number of its first decision."""
-        self._statuses: FIFOCache[str, tuple[int, float]] = FIFOCache(2 * _HOSTS)
+        self._statuses: dict[str, tuple[int, float]] = {}
         self._hosts: LRUCache[str, Counts] = LRUCache(2 * _HOSTS)
         self._origins: dict[str, Counts] = {}
         """The totals of the hosts by origin, so that the origin need not be parsed."""
@@ -181,6 +181,7 @@ class DecisionFeed:
 
     def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
+        make_room(self._statuses, 2 * _HOSTS)
         self._statuses[host] = (status, self._wall())
 
     # --- between processes --------------------------------------------------------------
