@@ -551,43 +551,37 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
         ),
         _state_links("waiting", query, states),
         html.paragraph(f"{number(listed.total)} in total", aria_live="polite"),
-        _leases_table(listed.leases, visitor, now, root="./", hosts=True),
+        _leases_table(listed.leases, visitor, now, root="./"),
         _pager("waiting", query, listed.pages),
     ]
     return Page("Waiting", "waiting", body, REFRESH)
 
 
-def _leases_table(
-    leases: list[LeaseView], visitor: Visitor, now: datetime, *, root: str, hosts: bool = False
-) -> Html:
-    heads = ["State", "URL", "Client", "Since", "Ends", "Expected", "Action"]
-    if hosts:
-        heads.insert(1, "Host")
+def _leases_table(leases: list[LeaseView], visitor: Visitor, now: datetime, *, root: str) -> Html:
     return html.table(
         "Leases and waiting requests",
-        heads,
-        [_lease_row(lease, visitor, now, root=root, hosts=hosts) for lease in leases],
+        ("State", "Host", "URL", "Client", "Since", "Ends", "Expected", "Action"),
+        [_lease_row(lease, visitor, now, root) for lease in leases],
         empty="No request is waiting, and no lease is out.",
     )
 
 
-def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, *, root: str, hosts: bool) -> Html:
+def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, root: str) -> Html:
     place: Child = None
     if one.state == "waiting":
         when = "after an event" if one.expected_at is None else html.age(one.expected_at, now)
         place = [f"number {one.place}, ", when]
-    cells: list[Child] = [
+    return row(
         html.row_head(badge("ok" if one.state == "held" else "warn", one.state)),
+        html.link(f"{root}hosts/{quote(one.host, safe='')}", one.host),
         html.text_cell(one.url),
         one.client,
         html.age(one.since, now),
         html.age(one.expires_at, now),
         place,
         _drop(one, visitor, root),
-    ]
-    if hosts:
-        cells.insert(1, html.link(f"{root}hosts/{quote(one.host, safe='')}", one.host))
-    return row(*cells, id_=f"lease-{one.id}" if one.id else None)
+        id_=f"lease-{one.id}" if one.id else None,
+    )
 
 
 def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
