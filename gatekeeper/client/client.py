@@ -29,7 +29,7 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import ClientMiddlewareType
 
-from gatekeeper import urls
+from gatekeeper import errors, urls
 from gatekeeper.client import wire
 from gatekeeper.client.connection import (
     Outbox,
@@ -52,15 +52,6 @@ from gatekeeper.config import (
     token_of,
 )
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
-from gatekeeper.errors import (
-    AsyncOnly,
-    ConfigError,
-    GateClosed,
-    GatekeeperError,
-    InvalidURL,
-    SidecarError,
-    refuse_single_text,
-)
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
@@ -83,7 +74,7 @@ _READ_AHEAD = 1000
 
 def _check(fail: str, user_agent: str | None) -> None:
     if fail not in ("closed", "open"):
-        raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+        raise errors.ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
     if user_agent is not None:
         agent_named(user_agent)
         check_agent(user_agent)  # its length
@@ -188,11 +179,11 @@ class RemoteGatekeeper:
 
     # -- life ------------------------------------------------------------------------
 
-    __enter__: AsyncOnly = AsyncOnly()
+    __enter__: errors.AsyncOnly = errors.AsyncOnly()
 
     async def __aenter__(self) -> Self:
         if self._open or self._closed:
-            raise GateClosed("this gate was opened already; make another one")
+            raise errors.GateClosed("this gate was opened already; make another one")
         self._loop = asyncio.get_running_loop()
         await self._connection.open()
         try:
@@ -250,7 +241,7 @@ class RemoteGatekeeper:
 
         A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
-        refuse_single_text(urls)
+        errors.refuse_single_text(urls)
         agent = self._name if user_agent is None else user_agent
         waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
@@ -473,7 +464,7 @@ class RemoteGatekeeper:
     def _check_usable(self, user_agent: str | None) -> None:
         """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
         if not self._open:
-            raise GateClosed(
+            raise errors.GateClosed(
                 "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
             )
         refuse_unless_open(self._loop)  # of the running loop
@@ -508,13 +499,13 @@ class RemoteGatekeeper:
         try:
             return await self._connection.ask(method, path, body)
         except SidecarUnreachable as error:
-            raise SidecarError(503, "unreachable", str(error)) from None
+            raise errors.SidecarError(503, "unreachable", str(error)) from None
 
     def _ask_any(self, raw: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
         """Ask as `_ask` does; a malformed URL gets DENY here."""
         try:
             origin, _ = urls.split(raw)
-        except InvalidURL as error:
+        except errors.InvalidURL as error:
             self._check_usable(agent)
             return self._decision(Verdict.DENY, Reason.INVALID_URL, raw, "", agent, error.problem)
         except Exception as error:
@@ -580,9 +571,9 @@ class RemoteGatekeeper:
         )
 
 
-def _invalid_url(url: str, decision: Decision) -> InvalidURL:
+def _invalid_url(url: str, decision: Decision) -> errors.InvalidURL:
     # A sidecar of another version may parse URLs more strictly than this client.
-    return InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
+    return errors.InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
@@ -605,7 +596,7 @@ async def identity_of(connection: SidecarConnection) -> str | None:
     try:
         answer = await connection.request("GET", "/healthz", timeout=_IDENTITY_SECONDS)
         return read(answer, wire.Alive).user_agent
-    except (SidecarUnreachable, GatekeeperError) as error:
+    except (SidecarUnreachable, errors.GatekeeperError) as error:
         _log.info("the sidecar did not return its name: %s", error)
         return None
 
@@ -703,7 +694,7 @@ def check_agent(user_agent: str) -> str:
     """Return the product token of a name. Raises ConfigError if it has none or is too long."""
     token = token_of(user_agent)
     if len(user_agent) > _MAX_AGENT:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"user agent {user_agent[:_MAX_AGENT]!r} is longer than {_MAX_AGENT} characters"
         )
     return token

@@ -405,13 +405,6 @@ def decode(text: str) -> str:
         raise Problem(400, "bad-request", "query: not UTF-8") from None
 
 
-def add_request_id(response: web.StreamResponse, request_id: str) -> None:
-    """Add X-Request-Id and Server to a response whose head is not sent yet."""
-    if not response.prepared:
-        response.headers["X-Request-Id"] = request_id
-        response.headers["Server"] = "gatekeeper"
-
-
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, as JSON writes it. Also matches the first half of a whole pair."""
 

@@ -322,7 +322,9 @@ class Tracing:
                     span, record_exception=False, set_status_on_exception=False
                 ):
                     response = await answer(request)
-                self._set_status(span, response.status)
+                span.set_attribute("http.response.status_code", response.status)
+                if response.status >= 500:
+                    self._set_error(span, str(response.status))
                 return response
             except (Exception, asyncio.CancelledError) as error:
                 # The client hung up, so there is no response.
@@ -391,11 +393,6 @@ class Tracing:
             kind=self._trace.SpanKind.SERVER,
             attributes=attributes,
         )
-
-    def _set_status(self, span: Span, status: int) -> None:
-        span.set_attribute("http.response.status_code", status)
-        if status >= 500:
-            self._set_error(span, str(status))
 
     def _set_error(self, span: Span, kind: str) -> None:
         span.set_attribute("error.type", kind)

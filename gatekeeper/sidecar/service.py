@@ -39,7 +39,6 @@ from gatekeeper.sidecar.exchange import (
     Role,
     Route,
     Router,
-    add_request_id,
 )
 from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
@@ -433,7 +432,9 @@ class Service:
             raise
         method = request.method if request.method in METHODS else "other"
         self.metrics.count_response(call.where, method, response.status)
-        add_request_id(response, call.id)
+        if not response.prepared:
+            response.headers["X-Request-Id"] = call.id
+            response.headers["Server"] = "gatekeeper"
         return response
 
     async def _dispatch(self, call: Call, *, diagnostics: bool = False) -> web.StreamResponse:

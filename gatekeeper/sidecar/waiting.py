@@ -50,11 +50,6 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     """Timeout of its stay in the host's queue; `step_back` lets it expire. None outside."""
     stepping_back: bool = False
 
-    @property
-    def priority(self) -> int:
-        """Orders the requests of one client, highest first."""
-        return self.wanted.priority
-
     def end(self, problem: Problem) -> None:
         """End the wait with this response."""
         if self.wait_timeout is not None and self.problem is None:
@@ -80,7 +75,7 @@ class _ClientQueue(msgspec.Struct, eq=False):
         """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
         if not self.waiting:
             return None
-        self.first = max(self.waiting, key=lambda one: one.priority)  # the first of these
+        self.first = max(self.waiting, key=lambda one: one.wanted.priority)  # the first of these
         del self.waiting[self.first]
         return self.first
 
@@ -259,7 +254,7 @@ class LeaseWaiters:
             return True
         if not in_queue:
             queue.waiting[waiter] = None
-            if waiter.priority > queue.first.priority:
+            if waiter.wanted.priority > queue.first.wanted.priority:
                 queue.first.step_back()
         waiter.may_enter = asyncio.get_running_loop().create_future()
         try:

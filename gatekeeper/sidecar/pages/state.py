@@ -240,7 +240,7 @@ class OperatorState:
             age=now - waiter.since,
             expires_at=utc(wall + gives_up),
             left=gives_up,
-            priority=waiter.priority,
+            priority=waiter.wanted.priority,
             place=place,
             expected_at=self._expected(waiter.host, place, now, wall),
         )
