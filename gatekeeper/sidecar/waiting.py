@@ -68,16 +68,30 @@ class _ClientQueue(msgspec.Struct, eq=False):
 
     first: LeaseWaiter
     """The request in the host's queue."""
-    waiting: dict[LeaseWaiter, None] = {}
-    """The other requests, in the order in which those of one priority go first."""
+    waiting: dict[int, OrderedDict[LeaseWaiter, None]] = {}
+    """The other requests, by priority."""
+
+    def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
+        waiters = self.waiting.setdefault(waiter.wanted.priority, OrderedDict())
+        waiters[waiter] = None
+        if ahead:
+            waiters.move_to_end(waiter, last=False)
+
+    def remove(self, waiter: LeaseWaiter) -> None:
+        waiters = self.waiting.get(waiter.wanted.priority)
+        if waiters is not None:
+            waiters.pop(waiter, None)
+            if not waiters:
+                del self.waiting[waiter.wanted.priority]
 
     def next(self) -> LeaseWaiter | None:
         """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
         if not self.waiting:
             return None
-        self.first = max(self.waiting, key=lambda one: one.wanted.priority)  # the first of these
-        del self.waiting[self.first]
-        return self.first
+        waiter = next(iter(self.waiting[max(self.waiting)]))
+        self.remove(waiter)
+        self.first = waiter
+        return waiter
 
 
 class LeaseWaiters:
@@ -118,7 +132,7 @@ class LeaseWaiters:
         """
         if not self._by_client:
             return False
-        # A scan of the clients, which are as many as there are tokens or addresses of this machine.
+        # A scan of the clients: as many as there are tokens, certificates or local addresses.
         most = max(self._by_client.values(), key=len)
         if len(most) <= len(self._by_client.get(client, ())) + 1:
             return False
@@ -233,8 +247,7 @@ class LeaseWaiters:
             finally:
                 waiter.queue_timeout = None
                 if stepped_back:
-                    queue = self._queues[key]
-                    queue.waiting = {waiter: None, **queue.waiting}
+                    self._queues[key].add(waiter, ahead=True)
                 if first:
                     self._admit_next(key)
 
@@ -253,7 +266,7 @@ class LeaseWaiters:
         if queue.first is waiter:  # it stepped back, and the other request was gone
             return True
         if not in_queue:
-            queue.waiting[waiter] = None
+            queue.add(waiter)
             if waiter.wanted.priority > queue.first.wanted.priority:
                 queue.first.step_back()
         waiter.may_enter = asyncio.get_running_loop().create_future()
@@ -262,13 +275,13 @@ class LeaseWaiters:
                 await waiter.may_enter
         except TimeoutError:
             if queue.first is not waiter:  # else it became the first one at this very moment
-                queue.waiting.pop(waiter, None)
+                queue.remove(waiter)
                 return False
         except BaseException:
             if queue.first is waiter:
                 self._admit_next(key)
             else:
-                queue.waiting.pop(waiter, None)
+                queue.remove(waiter)
             raise
         return True
 
