@@ -227,10 +227,7 @@ def test_a_module_says_which_extra_it_needs() -> None:
 
 
 def test_t18_the_package_runs_no_code_of_others() -> None:
-    """Nothing unpickles, evaluates or shells out: what a site sends stays text.
-
-    The one use of ctypes asks the C library to give freed memory back (`malloc_trim`).
-    """
+    """Nothing unpickles, evaluates or shells out: what a site sends stays text."""
     forbidden = {"pickle", "marshal", "shelve", "dill", "subprocess", "ctypes", "runpy"}
     used = [
         (str(path.relative_to(ROOT)), module)
@@ -241,7 +238,6 @@ def test_t18_the_package_runs_no_code_of_others() -> None:
     assert used == [
         # As in Scrapy's own disk queues: JOBDIR contains only data of its crawls.
         ("gatekeeper/integrations/scrapy.py", "pickle"),
-        ("gatekeeper/sidecar/process.py", "ctypes"),
     ]
 
 

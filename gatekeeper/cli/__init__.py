@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has exited, such as `| head`
         return _exit_code(141)
     except OSError as error:
-        return report_failure(args, _os_error_text(error))
+        text = error.strerror or str(error)
+        return report_failure(args, f"{error.filename}: {text}" if error.filename else text)
 
 
 def report_failure(args: argparse.Namespace, message: str) -> int:
@@ -105,11 +106,6 @@ def _error_text(error: GatekeeperError, args: argparse.Namespace) -> str:
     if isinstance(error, ConfigError) and args.settings is not None:
         return str(args.settings.blame(error))
     return f"{error}{url_hint(error.url)}" if isinstance(error, InvalidURL) else str(error)
-
-
-def _os_error_text(error: OSError) -> str:
-    text = error.strerror or str(error)
-    return f"{error.filename}: {text}" if error.filename else text
 
 
 def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:

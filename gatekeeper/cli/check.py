@@ -11,24 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gatekeeper import terminal
 from gatekeeper.cli import load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.client.wire import Timing
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import quoted
-from gatekeeper.terminal import (
-    DENIED,
-    NAME,
-    OK,
-    USAGE,
-    json_text,
-    log_to_stderr,
-    open_gate,
-    paint,
-    standard_input_lines,
-    url_hint,
-    warn_if_anonymous,
-)
+from gatekeeper.terminal import DENIED, NAME, OK, USAGE
 from gatekeeper.urls import printable
 
 if TYPE_CHECKING:
@@ -58,35 +47,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if all URLs may be fetched, 1 if any may not, 2 if any argument is not a URL."""
-    log_to_stderr()
+    terminal.log_to_stderr()
     settings = load(args)
-    warn_if_anonymous(settings)
+    terminal.warn_if_anonymous(settings)
     return asyncio.run(_check(settings, list(_urls(args.urls)), as_json=args.json))
 
 
 def _urls(given: Iterable[str]) -> Iterator[str]:
     for url in given:
         if url == "-":
-            yield from standard_input_lines()
+            yield from terminal.standard_input_lines()
         else:
             yield url
 
 
 async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
     code = OK
-    async with open_gate(settings) as gate:
+    async with terminal.open_gate(settings) as gate:
         started = time.perf_counter()
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)
             if decision.reason is Reason.INVALID_URL:
-                problem = f"{quoted(decision.url)}: {decision.note}{url_hint(decision.url)}"
+                problem = (
+                    f"{quoted(decision.url)}: {decision.note}{terminal.url_hint(decision.url)}"
+                )
                 print(f"{NAME} check: {problem}", file=sys.stderr)
                 code = USAGE
             elif not decision:
                 code = max(code, DENIED)
             checked = CheckedURL(decision=decision, timing=await _timing(gate, decision), took=took)
             if as_json:
-                print(json_text(checked))
+                print(terminal.json_text(checked))
             elif decision.reason is not Reason.INVALID_URL:
                 print("\n".join(_lines(checked)))
             sys.stdout.flush()
@@ -106,7 +97,7 @@ _COLOURS = {Verdict.ALLOW: "green", Verdict.DENY: "red", Verdict.DEFER: "yellow"
 def _lines(checked: CheckedURL) -> list[str]:
     """Format an answer for people: the verdict, then the details, indented."""
     decision = checked.decision
-    verdict = paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
+    verdict = terminal.paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
     lines = [f"{verdict} {decision.url}"]
     if decision.rule is not None:
         lines.append(f"       line {decision.rule.line}: {printable(decision.rule.text, 200)}")

@@ -14,7 +14,6 @@ from gatekeeper.config import agent_named
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.terminal import NAME, OK, json_text
-from gatekeeper.urls import without_credentials
 
 EXAMPLE = f"{NAME} config show --config gatekeeper.toml"
 
@@ -82,9 +81,9 @@ def _show(settings: Settings) -> None:
 
 def _masked_value(setting: Setting) -> object:
     """Return the value without secrets."""
-    if setting.name == "fleet.url" and isinstance(setting.value, str):
-        return without_credentials(setting.value)
-    return setting.value
+    from gatekeeper.sidecar.routes.operators import masked  # noqa: PLC0415
+
+    return masked(msgspec.to_builtins(setting.value))
 
 
 def _notes(setting: Setting, settings: Settings) -> list[str]:

@@ -8,21 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gatekeeper import signing
 from gatekeeper.cli import load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots import product_token
-from gatekeeper.signing import (
-    DIRECTORY_PATH,
-    DIRECTORY_TYPE,
-    PublicKey,
-    Signer,
-    key_directory,
-    new_key,
-    read_public,
-)
 from gatekeeper.sites.texts import replace_file
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
@@ -35,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         choices=("new", "show", "directory", "page"),
         help="new: make a key; show: the identity that requests show; directory: the file of keys "
-        f"to publish at {DIRECTORY_PATH}; page: the page that its User-Agent links to",
+        f"to publish at {signing.DIRECTORY_PATH}; page: the page that its User-Agent links to",
     )
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="new: the file to create (never overwritten)"
@@ -55,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "show":
         return _show(settings, as_json=args.json)
     if args.action == "directory":
-        text = json_text(key_directory(_published(settings.config.identity))) + "\n"
+        text = json_text(signing.key_directory(_published(settings.config.identity))) + "\n"
     else:
         warn_if_anonymous(settings)
         text = bot_page(settings)
@@ -68,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _new(args: argparse.Namespace) -> int:
     try:
-        key = new_key(args.file).public
+        key = signing.new_key(args.file).public
     except FileExistsError as error:
         raise ConfigError(
             f"{args.file}: the file exists already; a key is never replaced"
@@ -81,18 +73,18 @@ def _new(args: argparse.Namespace) -> int:
     return OK
 
 
-def _published(config: IdentityConfig) -> list[PublicKey]:
+def _published(config: IdentityConfig) -> list[signing.PublicKey]:
     """Return the signing key, then the other published keys. Raises ConfigError."""
     files = [*([config.key] if config.key is not None else []), *config.also]
     if not files:
         raise ConfigError(f"identity.key is not set; `{NAME} identity new FILE` makes one")
-    return [read_public(file) for file in files]
+    return [signing.read_public(file) for file in files]
 
 
 def _show(settings: Settings, *, as_json: bool) -> int:
     config = settings.config.identity
     keys = _published(config)
-    signer = Signer.of(config, SystemClock())
+    signer = signing.Signer.of(config, SystemClock())
     example = signer.headers("GET", "https://example.org/") if signer is not None else {}
     report: dict[str, Any] = {
         "user_agent": settings.identity(),
@@ -111,7 +103,7 @@ def _show(settings: Settings, *, as_json: bool) -> int:
     for name, value in example.items():
         print(f"  {name}: {value}")
     if config.directory is not None:
-        print(f"serve the file of `{NAME} identity directory` as {DIRECTORY_TYPE}")
+        print(f"serve the file of `{NAME} identity directory` as {signing.DIRECTORY_TYPE}")
     return OK
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -138,17 +138,16 @@ def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
 
 def _show_changes(settings: Settings, sources: Iterable[str], ignored: frozenset[str]) -> int:
     """Print a unified diff; exit 1 if there is anything in it."""
-    changed = False
+    code = OK
     for text in read_all(settings, sources):
-        for line in _unified_diff(text.name, text.body, _fixed(settings, text, ignored)):
-            changed = True
+        old, new = (
+            body.decode("utf-8", "backslashreplace").splitlines()
+            for body in (text.body, _fixed(settings, text, ignored))
+        )
+        for line in difflib.unified_diff(old, new, text.name, text.name, lineterm=""):
+            code = DENIED
             print(line)
-    return DENIED if changed else OK
-
-
-def _unified_diff(name: str, old: bytes, new: bytes) -> Iterator[str]:
-    before, after = (body.decode("utf-8", "backslashreplace").splitlines() for body in (old, new))
-    yield from difflib.unified_diff(before, after, name, name, lineterm="")
+    return code
 
 
 # --- output: for people, as JSON, for GitHub Actions, as SARIF -------------------------------

@@ -83,7 +83,8 @@ class Settings:
         raw: dict[str, Any] = {}
         sources: dict[str, str] = {}
         if path is not None:
-            raw = _read_checked(path)
+            raw = read_toml(path)
+            Config.from_dict(raw, source=path)  # alone, so that an error names the file
             sources.update(dict.fromkeys(_dotted_names(raw), f"file {path}"))
         for name, value, source in (*_from_environment(environ), *_from_flags(flags or {})):
             _set_value(raw, name, value)
@@ -125,13 +126,6 @@ class Settings:
         """Iterate over every effective value, in the order of the sections."""
         for name, value in values_of(self.config):
             yield Setting(name, value, self.source(name))
-
-
-def _read_checked(path: str) -> dict[str, Any]:
-    """Return the file as a mapping, after checking it alone, so that an error names the file."""
-    raw = read_toml(path)
-    Config.from_dict(raw, source=path)
-    return raw
 
 
 def _dotted_names(raw: Mapping[str, Any]) -> Iterator[str]:

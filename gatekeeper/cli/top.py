@@ -14,6 +14,7 @@ from gatekeeper.cli import TOKEN, seconds
 from gatekeeper.cli.healthcheck import add_address, address_of, get_from, server_of
 from gatekeeper.errors import needs_extra
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
+from gatekeeper.urls import printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -139,13 +140,9 @@ def render(state: dict[str, Any], width: int = 120) -> Group:
         texts = host | {"robots.txt": host["robots"] or "-", "interval": interval}
         texts |= {"source": host["interval_source"] or "-", "in flight": host["in_flight"]}
         texts["why"] = host.get("why") or "-"
-        hosts.add_row(*(Text(_plain(str(texts[name]))) for name in shown))
+        hosts.add_row(*(Text(printable(str(texts[name]), 500)) for name in shown))
     return Group(head, "", numbers, "", hosts)
 
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

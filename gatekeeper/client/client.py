@@ -29,7 +29,8 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import ClientMiddlewareType
 
-from gatekeeper import urls
+from gatekeeper import errors, urls
+from gatekeeper.client import wire
 from gatekeeper.client.connection import (
     Outbox,
     SidecarConnection,
@@ -40,15 +41,6 @@ from gatekeeper.client.connection import (
 )
 from gatekeeper.client.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.client.questions import Question, Questions, RememberedDecisions
-from gatekeeper.client.wire import (
-    Alive,
-    BlockBody,
-    Explanation,
-    HostBody,
-    RefreshBody,
-    SitemapLine,
-    encode,
-)
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
@@ -60,15 +52,6 @@ from gatekeeper.config import (
     token_of,
 )
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
-from gatekeeper.errors import (
-    AsyncOnly,
-    ConfigError,
-    GateClosed,
-    GatekeeperError,
-    InvalidURL,
-    SidecarError,
-    refuse_single_text,
-)
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
@@ -91,7 +74,7 @@ _READ_AHEAD = 1000
 
 def _check(fail: str, user_agent: str | None) -> None:
     if fail not in ("closed", "open"):
-        raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+        raise errors.ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
     if user_agent is not None:
         agent_named(user_agent)
         check_agent(user_agent)  # its length
@@ -196,11 +179,11 @@ class RemoteGatekeeper:
 
     # -- life ------------------------------------------------------------------------
 
-    __enter__: AsyncOnly = AsyncOnly()
+    __enter__: errors.AsyncOnly = errors.AsyncOnly()
 
     async def __aenter__(self) -> Self:
         if self._open or self._closed:
-            raise GateClosed("this gate was opened already; make another one")
+            raise errors.GateClosed("this gate was opened already; make another one")
         self._loop = asyncio.get_running_loop()
         await self._connection.open()
         try:
@@ -237,12 +220,7 @@ class RemoteGatekeeper:
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
         """Return True if the URL may be fetched now. Raises InvalidURL."""
-        origin, _ = urls.split(url)
-        found = self._ask(url, origin, self._name if user_agent is None else user_agent)
-        decision = found if isinstance(found, Decision) else await found
-        if decision.reason is Reason.INVALID_URL:
-            raise _invalid_url(url, decision)
-        return decision.verdict is Verdict.ALLOW
+        return (await self.check(url, user_agent=user_agent)).verdict is Verdict.ALLOW
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Decide whether the URL may be fetched now, and why. Raises InvalidURL.
@@ -263,7 +241,7 @@ class RemoteGatekeeper:
 
         A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
-        refuse_single_text(urls)
+        errors.refuse_single_text(urls)
         agent = self._name if user_agent is None else user_agent
         waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
@@ -340,7 +318,7 @@ class RemoteGatekeeper:
     ) -> AsyncGenerator[SitemapEntry]:
         self._check_usable(None)
         async for text in self._connection.lines(path, origin):
-            line = read_line(text, SitemapLine)
+            line = read_line(text, wire.SitemapLine)
             if line.finding is not None:
                 findings.append(line.finding)
             elif line.url is not None:
@@ -352,7 +330,7 @@ class RemoteGatekeeper:
         `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
         answer = await self._request("GET", f"/v1/hosts/{_segment(host)}")
-        return read(answer, HostBody).clocks
+        return read(answer, wire.HostBody).clocks
 
     async def refresh(self, origin: str) -> None:
         """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
@@ -360,13 +338,15 @@ class RemoteGatekeeper:
         If the host is not due for long, it returns earlier, and the sidecar goes on.
         """
         target = urls.parse(origin)
-        await self._control(target.host, "refresh", encode(RefreshBody(origin=target.origin)))
+        await self._control(
+            target.host, "refresh", wire.encode(wire.RefreshBody(origin=target.origin))
+        )
         self._answers.forget()
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
         moment = utc(block_end(host, until))
-        await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
+        await self._control(host, "block", wire.encode(wire.BlockBody(until=moment, reason=reason)))
 
     async def pause(self, host: str) -> None:
         """Grant no lease for the host until `resume`."""
@@ -409,14 +389,9 @@ class RemoteGatekeeper:
 
         `owned=False`: it outlives the task that asks for it. Raises as entering `lease` does.
         """
-        self._check_usable(user_agent)
-        refuse_wildcard_agent(user_agent)
+        agent = self._agent_of_lease(user_agent)
         return await self._leases.acquire(
-            url,
-            priority=priority,
-            timeout=timeout,
-            user_agent=self._name if user_agent is None else user_agent,
-            owned=owned,
+            url, priority=priority, timeout=timeout, user_agent=agent, owned=owned
         )
 
     async def try_acquire(
@@ -426,9 +401,7 @@ class RemoteGatekeeper:
 
         While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
         """
-        self._check_usable(user_agent)
-        refuse_wildcard_agent(user_agent)
-        agent = self._name if user_agent is None else user_agent
+        agent = self._agent_of_lease(user_agent)
         return await self._leases.try_acquire(url, priority=priority, user_agent=agent, owned=owned)
 
     at_a_glance = False
@@ -491,25 +464,32 @@ class RemoteGatekeeper:
     def _check_usable(self, user_agent: str | None) -> None:
         """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
         if not self._open:
-            raise GateClosed(
+            raise errors.GateClosed(
                 "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
             )
         refuse_unless_open(self._loop)  # of the running loop
         if user_agent is not None:
             check_agent(user_agent)
 
-    async def _explain(self, url: str, agent: str | None) -> Explanation:
+    def _agent_of_lease(self, user_agent: str | None) -> str | None:
+        self._check_usable(user_agent)
+        refuse_wildcard_agent(user_agent)
+        return self._name if user_agent is None else user_agent
+
+    async def _explain(self, url: str, agent: str | None) -> wire.Explanation:
         # About "/", as the answer about /robots.txt itself would explain nothing (RFC 9309 section
         # 2.2.2, RFC-20).
         query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
         if agent is not None:
             check_agent(agent)
             query += f"&user_agent={quote(agent, safe='')}"
-        return read(await self._request("GET", f"/v1/explain?{query}", agent=agent), Explanation)
+        return read(
+            await self._request("GET", f"/v1/explain?{query}", agent=agent), wire.Explanation
+        )
 
     async def _control(self, host: str, action: str, body: bytes) -> None:
         answer = await self._request("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
-        read(answer, HostBody)
+        read(answer, wire.HostBody)
 
     async def _request(
         self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
@@ -519,13 +499,13 @@ class RemoteGatekeeper:
         try:
             return await self._connection.ask(method, path, body)
         except SidecarUnreachable as error:
-            raise SidecarError(503, "unreachable", str(error)) from None
+            raise errors.SidecarError(503, "unreachable", str(error)) from None
 
     def _ask_any(self, raw: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
         """Ask as `_ask` does; a malformed URL gets DENY here."""
         try:
             origin, _ = urls.split(raw)
-        except InvalidURL as error:
+        except errors.InvalidURL as error:
             self._check_usable(agent)
             return self._decision(Verdict.DENY, Reason.INVALID_URL, raw, "", agent, error.problem)
         except Exception as error:
@@ -591,9 +571,9 @@ class RemoteGatekeeper:
         )
 
 
-def _invalid_url(url: str, decision: Decision) -> InvalidURL:
+def _invalid_url(url: str, decision: Decision) -> errors.InvalidURL:
     # A sidecar of another version may parse URLs more strictly than this client.
-    return InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
+    return errors.InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
@@ -615,8 +595,8 @@ async def identity_of(connection: SidecarConnection) -> str | None:
     """Return the sidecar's own user agent. None if it is unreachable or does not return one."""
     try:
         answer = await connection.request("GET", "/healthz", timeout=_IDENTITY_SECONDS)
-        return read(answer, Alive).user_agent
-    except (SidecarUnreachable, GatekeeperError) as error:
+        return read(answer, wire.Alive).user_agent
+    except (SidecarUnreachable, errors.GatekeeperError) as error:
         _log.info("the sidecar did not return its name: %s", error)
         return None
 
@@ -672,7 +652,7 @@ _THREAD_SIZE = 65_536
 """Characters above which a text is parsed in a thread."""
 
 
-async def robots_of(explanation: Explanation, settings: RobotsConfig) -> RobotsTxt | None:
+async def robots_of(explanation: wire.Explanation, settings: RobotsConfig) -> RobotsTxt | None:
     """Parse the file of an explanation; None if there is no text."""
     text = explanation.robots_txt
     if text is None:
@@ -684,7 +664,7 @@ async def robots_of(explanation: Explanation, settings: RobotsConfig) -> RobotsT
 
 
 def policy_of(
-    explanation: Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
+    explanation: wire.Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
 ) -> Policy:
     """Return the policy of the file for the agent, or a policy in place of a missing file.
 
@@ -714,7 +694,7 @@ def check_agent(user_agent: str) -> str:
     """Return the product token of a name. Raises ConfigError if it has none or is too long."""
     token = token_of(user_agent)
     if len(user_agent) > _MAX_AGENT:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"user agent {user_agent[:_MAX_AGENT]!r} is longer than {_MAX_AGENT} characters"
         )
     return token

@@ -20,19 +20,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from gatekeeper import descriptors
+from gatekeeper import descriptors, errors
 from gatekeeper.client.wire import ProblemDocument
 from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.decision import Verdict
-from gatekeeper.errors import (
-    ConfigError,
-    Deferred,
-    Denied,
-    GateClosed,
-    GatekeeperError,
-    InvalidURL,
-    SidecarError,
-)
 from gatekeeper.http_fields import delta_seconds
 from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.urls import url_of
@@ -152,15 +143,18 @@ class SidecarConnection:
         if session is not None:
             await session.close()
 
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise errors.GateClosed(
+                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
+            )
+        return self._session
+
     async def request(
         self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
     ) -> SidecarResponse:
         """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
-        session = self._session
-        if session is None:
-            raise GateClosed(
-                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
-            )
+        session = self._opened()
         seconds = self._timeout if timeout is None else timeout
         self.requests += 1
         url = URL(self.base + path, encoded=True)
@@ -191,28 +185,24 @@ class SidecarConnection:
         Raises the error of `problem` for a response of another status, and SidecarError if there is
         none or it breaks off.
         """
-        session = self._session
-        if session is None:
-            raise GateClosed("the gate was closed meanwhile")
+        session = self._opened()
         self.requests += 1
+        where = URL(self.base + path, encoded=True)
         try:
             async with session.get(
-                URL(self.base + path, encoded=True),
-                allow_redirects=False,
-                read_bufsize=_LINE_OCTETS,
+                where, allow_redirects=False, read_bufsize=_LINE_OCTETS
             ) as response:
                 if response.status != 200:
                     body = await response.content.read(_LINE_OCTETS)
-                    raise problem(
-                        SidecarResponse(response.status, body, None, bool(self._headers)), url
-                    )
+                    answer = SidecarResponse(response.status, body, None, bool(self._headers))
+                    raise problem(answer, url)
                 async for line in response.content:
                     yield line
         except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error, GatekeeperError):
+            if isinstance(error, errors.GatekeeperError):
                 raise
             failure = self._failure(self._description(error))
-            raise SidecarError(503, "unreachable", str(failure)) from None
+            raise errors.SidecarError(503, "unreachable", str(failure)) from None
 
     def _description(self, error: Exception) -> str:
         """Describe an error for people; aiohttp's own message prints its TLS context."""
@@ -278,19 +268,19 @@ def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
     if text.startswith("unix:"):
         text = "/" + text[5:].lstrip("/") if text[5:].startswith("/") else text[5:]
         if not text:
-            raise ConfigError(f"the sidecar's address names no socket; {_ADDRESS_FORMS}")
+            raise errors.ConfigError(f"the sidecar's address names no socket; {_ADDRESS_FORMS}")
         return "http://localhost", text
     if text.startswith("/") or not isinstance(where, str):
         return "http://localhost", text
     try:
         url = url_of(text)
     except ValueError:
-        raise ConfigError(f"the sidecar's address can't be read; {_ADDRESS_FORMS}") from None
+        raise errors.ConfigError(f"the sidecar's address can't be read; {_ADDRESS_FORMS}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"{text!r} is not an address of a sidecar; {_ADDRESS_FORMS}")
+        raise errors.ConfigError(f"{text!r} is not an address of a sidecar; {_ADDRESS_FORMS}")
     if url.user is not None or url.password is not None or url.query_string or url.fragment:
         # The address is not shown: it may contain a secret.
-        raise ConfigError(
+        raise errors.ConfigError(
             f"the sidecar's address has credentials, a query or a fragment; {_ADDRESS_FORMS}"
         )
     return str(url).rstrip("/"), None
@@ -301,7 +291,9 @@ def _authorization(token: str | None) -> dict[str, str]:
         return {}
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         # The token is not shown: not even a part of a secret belongs in a log (T6, T11).
-        raise ConfigError("the token contains spaces or characters that a header can't contain")
+        raise errors.ConfigError(
+            "the token contains spaces or characters that a header can't contain"
+        )
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -328,7 +320,7 @@ def read_line(body: bytes, kind: type[_T], status: int = 200) -> _T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         detail = f"this client can't read the response: {error}"
-        raise SidecarError(status, "unreadable", detail) from None
+        raise errors.SidecarError(status, "unreadable", detail) from None
 
 
 def limit_in(answer: SidecarResponse) -> float | None:
@@ -348,26 +340,26 @@ def _document(answer: SidecarResponse) -> ProblemDocument | None:
         return None
 
 
-def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
+def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
     """Convert a problem document into the exception that the embedded gate would raise.
 
     `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
     """
     document = _document(answer)
     if document is None:
-        return SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
+        return errors.SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
     kind = document.type.rpartition(":")[2]
     decision = document.decision
     if kind == "invalid-url":
-        return InvalidURL(url, document.detail.removeprefix(f"{url!r}: "))
+        return errors.InvalidURL(url, document.detail.removeprefix(f"{url!r}: "))
     if decision is not None and decision.verdict is not Verdict.ALLOW:
-        return (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+        return (errors.Deferred if decision.verdict is Verdict.DEFER else errors.Denied)(decision)
     detail = document.detail
     if kind == "unauthorized" and answer.token:
         detail = f"the sidecar does not accept this token ({detail})"
     elif kind == "unauthorized":
         detail += "; give RemoteGatekeeper its token=..."
-    return SidecarError(answer.status, kind, detail or "no further detail")
+    return errors.SidecarError(answer.status, kind, detail or "no further detail")
 
 
 # --- messages to the sidecar whose response no caller waits for -----------------------------

@@ -24,7 +24,7 @@ from gatekeeper.client.connection import (
     read,
 )
 from gatekeeper.client.wire import MAX_BATCH, Batch, Decisions, encode
-from gatekeeper.clock import Clock, OwnedTasks, utc
+from gatekeeper.clock import Clock, OwnedTasks
 from gatekeeper.decision import Decision, State, Verdict
 from gatekeeper.errors import GateClosed, GatekeeperError, SidecarError
 
@@ -264,41 +264,25 @@ Key = tuple[str, str | None]
 """URL and agent."""
 
 
-class DecisionLifetimes:
-    """For how many seconds decisions, all made now, may be repeated without asking.
+def lifetime(decision: Decision, wall: float, cap: float) -> float:
+    """Return the seconds for which a decision, made at `wall`, may be repeated without asking.
 
-    DEFER until `retry_at`. ALLOW and DENY by the file until `expires_at`, and for at most `cap`
-    seconds, as the file may be fetched again before it expires. ALLOW at most to the end of the
-    minute: a decision does not show whether the file has a Visit-time, whose windows end with a
-    minute (2.0 draft, V2-24). A decision of the operator or the guard for five seconds.
+    Zero or less if it may not be. DEFER until `retry_at`. ALLOW and DENY by the file until
+    `expires_at`, and for at most `cap` seconds, as the file may be fetched again before it expires.
+    ALLOW at most to the end of the minute: a decision does not show whether the file has a
+    Visit-time, whose windows end with a minute (2.0 draft, V2-24). A decision of the operator or
+    the guard for five seconds.
     """
+    if decision.verdict is Verdict.DEFER:
+        return _left(decision.retry_at, wall)
+    if decision.state is None or decision.state is State.OVERRIDE:
+        return min(cap, _OVERRIDE_SECONDS)
+    most = min(cap, _MINUTE - wall % _MINUTE) if decision.verdict is Verdict.ALLOW else cap
+    return min(most, _left(decision.expires_at, wall))
 
-    __slots__ = ("_cap", "_end_of_cap", "_minute_seconds", "_override_seconds", "_wall")
 
-    def __init__(self, wall: float, cap: float) -> None:
-        self._wall = wall
-        self._cap = cap
-        self._end_of_cap = utc(
-            wall + cap
-        )  # comparing two datetimes is faster than subtracting them
-        self._minute_seconds = min(cap, _MINUTE - wall % _MINUTE)
-        self._override_seconds = min(cap, _OVERRIDE_SECONDS)
-
-    def of(self, decision: Decision) -> float:
-        """Return the seconds; zero or less if the decision may not be repeated."""
-        verdict, end = decision.verdict, decision.expires_at
-        if verdict is Verdict.DEFER:
-            return self.left(decision.retry_at)
-        if decision.state is None or decision.state is State.OVERRIDE:
-            return self._override_seconds
-        seconds = self._minute_seconds if verdict is Verdict.ALLOW else self._cap
-        if end is not None and end > self._end_of_cap:
-            return seconds
-        return min(seconds, self.left(end))
-
-    def left(self, end: datetime | None) -> float:
-        """Return the seconds until `end`; 0.0 for None."""
-        return 0.0 if end is None else end.timestamp() - self._wall
+def _left(end: datetime | None, wall: float) -> float:
+    return 0.0 if end is None else end.timestamp() - wall
 
 
 class RememberedDecisions:
@@ -335,10 +319,10 @@ class RememberedDecisions:
 
         All of them must have been made just now.
         """
-        lifetimes, now = DecisionLifetimes(self._clock.wall(), self._cap), self._monotonic()
+        wall, now = self._clock.wall(), self._monotonic()
         decisions, origins = self._decisions if self._size else None, self.cached_origins
         for question, decision in answered:
-            seconds = lifetimes.of(decision)
+            seconds = lifetime(decision, wall, self._cap)
             if seconds <= 0:
                 continue
             if decisions is not None:
@@ -347,7 +331,7 @@ class RememberedDecisions:
             if now >= origins.get(origin, 0.0):
                 if decision.verdict is not Verdict.DEFER:
                     # Longer than the decision: the sidecar caches the file until it expires.
-                    seconds = max(seconds, lifetimes.left(decision.expires_at))
+                    seconds = max(seconds, _left(decision.expires_at, wall))
                 if len(origins) >= _MAX_ORIGINS:
                     origins.clear()
                 origins[origin] = now + seconds

@@ -61,6 +61,8 @@ class Call:
     """The raw query string."""
     params: Mapping[str, str]
     """The values of the `{...}` in the route's path, decoded."""
+    max_body: int
+    """Maximum octets of a JSON body."""
     where: str = "unmatched"
     """The path of the route, under which the request is counted."""
     _ask: Callable[[], str] | None = None
@@ -75,6 +77,14 @@ class Call:
         `ask` raises Problem if the client may not have the answer. `permitted` calls it again.
         """
         self.client, self._ask = ask(), ask
+
+    def parameters(self, kind: type[_T]) -> _T:
+        """Read the query string into a struct. Raises Problem 400."""
+        return read_query(self.query, kind)
+
+    async def body(self, kind: type[_T]) -> _T:
+        """Read the JSON body into a struct. Raises Problem 400, 408, 413 or 415."""
+        return await read_body(self.request, kind, limit=self.max_body)
 
     def permitted(self) -> bool:
         """Ask again during a long answer: a token, a role or a session may have ended.
@@ -347,11 +357,16 @@ def read_query(text: str, kind: type[_T]) -> _T:
             # Two values for one name: two readers could take different ones.
             raise Problem(400, "bad-request", f"parameter {name[:40]!r} occurs twice")
         fields[name] = value
+    return convert(fields, kind, "query")
+
+
+def convert(fields: Mapping[str, str], kind: type[_T], what: str) -> _T:
+    """Convert the fields of a query or a form into a struct. Raises Problem 400."""
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         remedy = _remedy(error, kind, fields.get("url", ""))
-        raise Problem(400, "bad-request", f"query: {error}{remedy}") from None
+        raise Problem(400, "bad-request", f"{what}: {error}{remedy}") from None
 
 
 def _remedy(error: msgspec.ValidationError, kind: type, url: str = "") -> str:
@@ -388,13 +403,6 @@ def decode(text: str) -> str:
         return unquote_plus(text, errors="strict")
     except UnicodeDecodeError:
         raise Problem(400, "bad-request", "query: not UTF-8") from None
-
-
-def add_request_id(response: web.StreamResponse, request_id: str) -> None:
-    """Add X-Request-Id and Server to a response whose head is not sent yet."""
-    if not response.prepared:
-        response.headers["X-Request-Id"] = request_id
-        response.headers["Server"] = "gatekeeper"
 
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -33,6 +33,7 @@ import functools
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -109,7 +110,7 @@ class LeaseTable:
         self.adjust(server)
         self._held: dict[str, ClientLease] = {}
         self._by_host: dict[str, list[ClientLease]] = {}
-        self._by_client: dict[str, int] = {}
+        self._by_client: Counter[str] = Counter()
         self._ended: FIFOCache[str, Lease] = FIFOCache(_MAX_REMEMBERED)
         """Leases that ended: a report may still come, and counts."""
         self._given_back_early: FIFOCache[str, None] = FIFOCache(_MAX_REMEMBERED)
@@ -157,7 +158,7 @@ class LeaseTable:
         try:
             self._admit(client)
             lease = await self.waiters.acquire(gate, wanted, client)
-            if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
+            if self._by_client[client] >= self._client_leases:  # it got others meanwhile
                 lease.give_back()
                 raise self._client_limit_reached()
             # No await between the grant and the table, so every granted lease has an owner.
@@ -182,7 +183,7 @@ class LeaseTable:
             return None
         if len(self._held) + len(self.waiters) >= self._max_leases:
             return None
-        if self._by_client.get(client, 0) >= self._client_leases:
+        if self._by_client[client] >= self._client_leases:
             return None
         lease = gate.parts.leases.take(url, None)
         return None if lease is None else self._grant(lease, ttl, client, None, lease_id)
@@ -331,7 +332,7 @@ class LeaseTable:
             # Wait for no host whose lease could not be stored.
             self.refused["journal"] += 1
             raise _journal_problem("the journal of leases can't be written")
-        too_many = self._by_client.get(client, 0) >= self._client_leases
+        too_many = self._by_client[client] >= self._client_leases
         if len(self._held) + len(self.waiters) >= self._max_leases:
             self.refused["leases"] += 1
             why = full("leases are held or waited for already", self._max_leases)
@@ -398,12 +399,8 @@ class LeaseTable:
         if not self._held:
             self._idle.clear()
         self._held[lease_id] = held
-        self._by_client[client] = self._by_client.get(client, 0) + 1
-        of_host = self._by_host.get(lease.host)
-        if of_host is None:
-            self._by_host[lease.host] = [held]
-        else:
-            of_host.append(held)
+        self._by_client[client] += 1
+        self._by_host.setdefault(lease.host, []).append(held)
         self._schedule(held)
         return held
 
@@ -415,17 +412,13 @@ class LeaseTable:
     def _remove(self, held: ClientLease) -> None:
         """Remove a lease from the tables."""
         del self._held[held.id]
-        remaining = self._by_client[held.client] - 1
-        if remaining:
-            self._by_client[held.client] = remaining
-        else:
+        self._by_client[held.client] -= 1
+        if not self._by_client[held.client]:
             del self._by_client[held.client]
-        host = held.lease.host
-        of_host = self._by_host[host]
-        if len(of_host) == 1:
-            del self._by_host[host]
-        else:
-            of_host.remove(held)
+        of_host = self._by_host[held.lease.host]
+        of_host.remove(held)
+        if not of_host:
+            del self._by_host[held.lease.host]
 
     def _end(self, held: ClientLease, how: str) -> None:
         """Remove a lease from the tables, count why it ended, and free its host's slot."""

@@ -137,7 +137,8 @@ def _open_tcp(
     wanted = found[:1] if port == 0 else found
     sockets: list[socket.socket] = []
     try:
-        sockets.extend(_tcp(family, address) for family, _, _, _, address in wanted)
+        # It listens at once: two sockets may be bound to one address as long as neither listens.
+        sockets.extend(socket.create_server(one[4], family=one[0]) for one in wanted)
     except OSError as error:
         for one in sockets:
             one.close()
@@ -151,23 +152,8 @@ def _bind_problem(where: str, setting: str, error: OSError) -> str:
         remedy = "this user needs a port above 1023, or CAP_NET_BIND_SERVICE"
     elif error.errno == errno.EADDRINUSE:
         remedy = f"another one may be running, {remedy}"
-    return f"{where}: {error.strerror}; {remedy}"
-
-
-def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        # Two sockets may be bound to one address as long as neither listens, and uvloop conceals
-        # that listening failed.
-        sock.listen()
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    # `create_server` adds the address to the text of the system.
+    return f"{where}: {os.strerror(error.errno or 0)}; {remedy}"
 
 
 def _unix(path: Path) -> socket.socket:
@@ -500,15 +486,13 @@ class Server(web.Server):
         header: int,
         connections: int = 100_000,
         inline: Inline | None = None,
-        on_lost: Callable[[], object] = lambda: None,
         pass_on: PassOn | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
         """`header`: maximum octets of the request line and of each header field.
 
         `inline` answers the requests that it can as soon as they are read, `handler` all others.
-        `on_lost` is called for each connection that closes. `pass_on` takes over connections that
-        ask questions.
+        `pass_on` takes over connections that ask questions.
         """
         self.options: dict[str, Any] = {
             "access_log": None,
@@ -525,7 +509,6 @@ class Server(web.Server):
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.inline: Inline | None = inline
         self.max_header: int = header
-        self.on_lost: Callable[[], object] = on_lost
         self.pass_on: PassOn | None = pass_on
         self._context = context
         self._taken = OwnedTasks()
@@ -666,7 +649,6 @@ class _Protocol(web.RequestHandler):
         self._cancel_first_timer()
         super().connection_lost(exc)
         self.server.accepted.discard(self)
-        self.server.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and remember its beginning."""

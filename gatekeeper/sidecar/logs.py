@@ -10,8 +10,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
+from contextlib import suppress
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -32,28 +33,20 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class _Line(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="log"
-):
-    time: UtcTime
-    level: str
-    logger: str
-    message: str
-    exception: str | None = None
-
-
 class JsonFormatter(logging.Formatter):
     """Formats a log record as one line of JSON, which escapes control characters of URLs (T11)."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its line end."""
-        line = _Line(
-            time=utc(record.created),
-            level=record.levelname.lower(),
-            logger=record.name,
-            message=record.getMessage(),
-            exception=self.formatException(record.exc_info) if record.exc_info else None,
-        )
+        line = {
+            "event": "log",
+            "time": utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
 
 
@@ -80,15 +73,11 @@ def set_up_logging(server: ServerConfig) -> None:
 # --- Logs are written by threads, so a slow reader of a log delays no response.
 
 
-_PIPE_BUF: Final = 4096
-"""Octets that are written to a pipe atomically (PIPE_BUF), not mixed with other writers' lines."""
-
-
 def write_lines(stream: IO[str], lines: list[str]) -> None:
-    """Write lines directly to the stream's file descriptor, in pieces of whole lines.
+    """Write lines directly to the stream's file descriptor, one at a time.
 
-    The stream's own buffer has a lock for which the exit of the process would wait. Raises OSError
-    or ValueError.
+    A pipe takes each whole (PIPE_BUF), not mixed with other writers' lines. The stream's own buffer
+    has a lock for which the exit of the process would wait. Raises OSError or ValueError.
     """
     try:
         fd = stream.fileno()
@@ -96,19 +85,10 @@ def write_lines(stream: IO[str], lines: list[str]) -> None:
         stream.write("".join(lines))
         stream.flush()
         return
-    piece = b""
     for line in lines:
         data = line.encode("utf-8", "replace")
-        if piece and len(piece) + len(data) > _PIPE_BUF:
-            _write_all(fd, piece)
-            piece = b""
-        piece += data
-    _write_all(fd, piece)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 # --- The decision log: one line for each decision, from a bounded ring that a thread writes out.
@@ -285,7 +265,7 @@ class DecisionLog:
         rule_text = f" (line {line.line}: {line.rule})" if line.line is not None else ""
         text = f"{line.verdict} {line.url} [{line.reason}]{rule_text} id={line.id}"
         text += f" client={client}"
-        return f"{line.time:%H:%M:%S} {_printable(text)}\n"
+        return f"{line.time:%H:%M:%S} {urls.printable(text, 10_000)}\n"
 
     def _masked(self, url: str) -> str:
         if not self._queries:
@@ -293,10 +273,6 @@ class DecisionLog:
             head, mark, _ = url.partition("?")
             url = f"{head}{'?***' if mark else ''}{'#***' if hidden else ''}"
         return url
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
 # --- OpenTelemetry spans, if its API is installed and a provider is set.
@@ -335,7 +311,9 @@ class Tracing:
 
         async def traced(request: web.BaseRequest) -> web.StreamResponse:
             path = request.raw_path.partition("?")[0]
-            route = _route_of(router, request.method, path)
+            route = None
+            with suppress(Problem):
+                route, _ = router.find(request.method, path)
             if route is not None and route.probe:
                 return await answer(request)
             span = self._start_span(request, route, path)
@@ -344,7 +322,9 @@ class Tracing:
                     span, record_exception=False, set_status_on_exception=False
                 ):
                     response = await answer(request)
-                self._set_status(span, response.status)
+                span.set_attribute("http.response.status_code", response.status)
+                if response.status >= 500:
+                    self._set_error(span, str(response.status))
                 return response
             except (Exception, asyncio.CancelledError) as error:
                 # The client hung up, so there is no response.
@@ -414,18 +394,6 @@ class Tracing:
             attributes=attributes,
         )
 
-    def _set_status(self, span: Span, status: int) -> None:
-        span.set_attribute("http.response.status_code", status)
-        if status >= 500:
-            self._set_error(span, str(status))
-
     def _set_error(self, span: Span, kind: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR)
-
-
-def _route_of(router: Router[Any], method: str, path: str) -> Route[Any] | None:
-    try:
-        return router.find(method, path)[0]
-    except Problem:
-        return None

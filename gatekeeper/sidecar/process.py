@@ -1,4 +1,4 @@
-"""The process of the service: start, signals, draining, memory.
+"""The process of the service: start, signals, draining.
 
 start      listen, open the gate, accept connections, READY=1
 SIGTERM    unready immediately, no new leases, and each answer ends its connection; wait up to
@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import logging
-import math
 import os
 import signal
 import socket
@@ -27,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import __version__
-from gatekeeper.clock import Clock, SingleTimer, SystemClock
+from gatekeeper.clock import SystemClock
 from gatekeeper.config import MEMORY, Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
@@ -231,7 +228,6 @@ async def _listening(
 ) -> AsyncIterator[None]:
     """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
     files = raise_file_limit()
-    memory = MemoryTrimmer(service.clock)
     header = service.config.server.max_header
     workers = service.workers
     context = service.certificates.context if service.certificates else None
@@ -243,7 +239,6 @@ async def _listening(
         header=header,
         connections=files.clients - for_proxy - for_probes,
         inline=service.inline,
-        on_lost=memory.lost,
         pass_on=None if workers is None else workers.pass_on,
         context=context,
     )
@@ -282,7 +277,6 @@ async def _listening(
     finally:
         for runner in runners:
             await runner.cleanup()
-        memory.close()
 
 
 def with_state(config: Config) -> Config:
@@ -313,55 +307,3 @@ def state_path() -> Path:
     except RuntimeError as error:  # a user without a home, as in many containers
         raise ConfigError(f"there is no place for state ({error}): set storage.path") from error
     return Path(home) / "gatekeeper" / "state.sqlite"
-
-
-# --- Memory is returned to the system after many clients have disconnected.
-
-
-MANY_LOST = 1000
-"""Lost connections after which memory is trimmed."""
-QUIET_SECONDS = 2.0
-"""Seconds between two checks whether connections are still being lost."""
-
-
-def trim_memory() -> None:
-    """Collect garbage and make the C library return free memory. Takes about ten milliseconds."""
-    gc.collect()
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return  # not glibc
-    trim(0)
-
-
-class MemoryTrimmer:
-    """Counts lost connections, and calls `trim` after many, once few more are lost."""
-
-    def __init__(self, clock: Clock, trim: Callable[[], object] = trim_memory) -> None:
-        self._clock = clock
-        self._trim = trim
-        self._lost = 0
-        self._lost_before = 0
-        """Value of `_lost` at the latest check."""
-        self._timer = SingleTimer(clock, self._check)
-
-    def lost(self) -> None:
-        """Count a lost connection."""
-        self._lost += 1
-        if self._lost >= MANY_LOST and self._timer.when == math.inf:
-            self._check_later()
-
-    def close(self) -> None:
-        """Cancel the timer. Idempotent."""
-        self._timer.cancel()
-
-    def _check_later(self) -> None:
-        self._lost_before = self._lost
-        self._timer.set(self._clock.monotonic() + QUIET_SECONDS)
-
-    def _check(self) -> None:
-        if self._lost - self._lost_before >= MANY_LOST // 10:
-            self._check_later()  # clients still come and go: not yet
-            return
-        self._lost = 0
-        self._trim()

@@ -13,16 +13,8 @@ from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.sidecar import security
 from gatekeeper.sidecar.listening import diagnostics_address
-from gatekeeper.sidecar.security import (
-    Certificates,
-    Networks,
-    Tokens,
-    demand_credentials,
-    is_loopback,
-    read_tokens,
-    tls_context,
-)
 from gatekeeper.sidecar.workers import check_workers
 
 if TYPE_CHECKING:
@@ -72,12 +64,12 @@ def check_server(config: Config) -> None:
     """Check the settings of the service itself. Raises ConfigError."""
     server = config.server
     check_workers(server)
-    tokens = read_tokens(server.token_file)
-    tls_context(server)
-    Networks(server.trusted_peers, setting="server.trusted_peers")
+    tokens = security.read_tokens(server.token_file)
+    security.tls_context(server)
+    security.Networks(server.trusted_peers, setting="server.trusted_peers")
     diagnostics_address(server)
-    if server.socket is None and not is_loopback(server.host):
-        demand_credentials(server, tokens, where=f"server.host = {server.host!r}")
+    if server.socket is None and not security.is_loopback(server.host):
+        security.demand_credentials(server, tokens, where=f"server.host = {server.host!r}")
 
 
 def needs_restart(name: str) -> bool:
@@ -137,8 +129,8 @@ class _Plan:
 
     merged: Config
     """The new settings, with the old value of each that needs a restart."""
-    tokens: Tokens
-    certificates: Certificates | None
+    tokens: security.Tokens
+    certificates: security.Certificates | None
     """None if unchanged."""
     applied: list[str]
     restart: list[str]
@@ -151,10 +143,10 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
     _refuse_new_groups(old, config)
     merged = _merge(old, config)
     check_workers(merged.server)  # their number stays, whatever the new file says
-    tokens = read_tokens(merged.server.token_file, warn=True)
+    tokens = security.read_tokens(merged.server.token_file, warn=True)
     if service.exposed is not None:
         # T5: the sockets stay where they are, whatever the new `server.host`.
-        demand_credentials(merged.server, tokens, where=service.exposed)
+        security.demand_credentials(merged.server, tokens, where=service.exposed)
     held = service.certificates
     certificates = None if held is None else held.renewal(config.server)
     files = {"server.token_file"} if tokens.tokens != service.admission.tokens.tokens else set()

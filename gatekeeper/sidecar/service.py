@@ -21,20 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from gatekeeper import urls
+from gatekeeper import errors, urls
 from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, Deadline, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
-from gatekeeper.errors import (
-    ConfigError,
-    Deferred,
-    Denied,
-    GateClosed,
-    InvalidURL,
-    LeaseTimeout,
-    StorageError,
-)
 from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.background import FileReader, OriginLearner
@@ -48,8 +39,6 @@ from gatekeeper.sidecar.exchange import (
     Role,
     Route,
     Router,
-    add_request_id,
-    read_query,
 )
 from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
@@ -84,6 +73,12 @@ _log = logging.getLogger(__name__)
 _MAX_BACKGROUND = 1000
 DIAGNOSTICS = ("/healthz", "/readyz", "/metrics")
 """The paths that the listener of `server.diagnostics` serves."""
+_PROBLEMS = (
+    (errors.InvalidURL, 400, "invalid-url", None),
+    (errors.ConfigError, 400, "bad-request", None),
+    (errors.StorageError, 503, "storage", 5),
+)
+"""Errors whose text is what the client is told: the status, the kind of problem, and its wait."""
 
 
 class Service:
@@ -416,7 +411,7 @@ class Service:
         handler: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
     ) -> web.StreamResponse:
         """Handle a request by `handler`, which also sets `client` and `where` of its call."""
-        call = Call(request, self.new_id(), "", "", {})
+        call = Call(request, self.new_id(), "", "", {}, self.config.server.max_body)
         try:
             async with asyncio.timeout(None) as limit:
                 self._answers[call] = limit
@@ -437,7 +432,9 @@ class Service:
             raise
         method = request.method if request.method in METHODS else "other"
         self.metrics.count_response(call.where, method, response.status)
-        add_request_id(response, call.id)
+        if not response.prepared:
+            response.headers["X-Request-Id"] = call.id
+            response.headers["Server"] = "gatekeeper"
         return response
 
     async def _dispatch(self, call: Call, *, diagnostics: bool = False) -> web.StreamResponse:
@@ -458,7 +455,7 @@ class Service:
         self.clients.enter(call.client)
         try:
             if call.query and route.no_query:
-                read_query(call.query, EmptyObject)
+                call.parameters(EmptyObject)
             if Role.ADMIN in route.needs:
                 await self.settle()  # so that operators see what workers did
             return await route.handler(self, call)
@@ -493,7 +490,7 @@ class Service:
                 return None
             call = InlineCall(request, query, params, client, self.new_id())
             body = route.inline(self, call)
-        except (NotPlainError, Problem, InvalidURL, ConfigError):
+        except (NotPlainError, Problem, errors.InvalidURL, errors.ConfigError):
             return None
         except Exception:  # noqa: BLE001 - it is logged
             _log.exception("a request was not answered inline")
@@ -522,31 +519,28 @@ class Service:
             return error
         if isinstance(error, ConnectionError):
             raise error  # the client is gone
-        if isinstance(error, InvalidURL):
-            return Problem(400, "invalid-url", str(error))
-        if isinstance(error, ConfigError):
-            return Problem(400, "bad-request", str(error))
-        if isinstance(error, Denied):
+        if isinstance(error, errors.Denied):
             return self.refusal(error)
-        if isinstance(error, LeaseTimeout):
+        if isinstance(error, errors.LeaseTimeout):
             return await self.lease_timeout(error, call)
-        if isinstance(error, StorageError):
-            return Problem(503, "storage", str(error), wait=5)
-        if isinstance(error, GateClosed):
+        if isinstance(error, errors.GateClosed):
             return Problem(503, "closing", "the service is shutting down", wait=5)
+        for kind, status, name, wait in _PROBLEMS:
+            if isinstance(error, kind):
+                return Problem(status, name, str(error), wait=wait)
         if isinstance(error, asyncio.TimeoutError):
             return Problem(504, "timeout", "the answer did not come in time")
         _log.error("request %s failed", call.id, exc_info=error)
         return Problem(500, "internal", f"an internal error; the log names it {call.id}")
 
-    def refusal(self, error: Denied) -> Problem:
+    def refusal(self, error: errors.Denied) -> Problem:
         """Return 403 for a denial. For a deferral return 429 with Retry-After.
 
         It is a 503 instead if our own disk is the reason, or the store of a fleet that does not
         divide the hosts among its members.
         """
         decision = error.decision
-        if not isinstance(error, Deferred):
+        if not isinstance(error, errors.Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
         internal = decision.reason is Reason.STORAGE
         if decision.reason is Reason.FLEET:
@@ -556,11 +550,11 @@ class Service:
         wait = self.seconds_until(decision.retry_at)
         return Problem(status, kind, decision.explain(), wait=wait, decision=decision)
 
-    async def lease_timeout(self, error: LeaseTimeout, call: Call) -> Problem:
+    async def lease_timeout(self, error: errors.LeaseTimeout, call: Call) -> Problem:
         """Return the 429 for a lease that did not come within `wait`, with what holds the host."""
         try:
             host = urls.parse(error.url).host
-        except InvalidURL:
+        except errors.InvalidURL:
             host = ""
         holder = await self._holder(host, call)
         why, until = self.gate.parts.scheduler.held_up(host)

@@ -50,11 +50,6 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     """Timeout of its stay in the host's queue; `step_back` lets it expire. None outside."""
     stepping_back: bool = False
 
-    @property
-    def priority(self) -> int:
-        """Orders the requests of one client, highest first."""
-        return self.wanted.priority
-
     def end(self, problem: Problem) -> None:
         """End the wait with this response."""
         if self.wait_timeout is not None and self.problem is None:
@@ -77,17 +72,17 @@ class _ClientQueue(msgspec.Struct, eq=False):
     """The other requests, by priority."""
 
     def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
-        waiters = self.waiting.setdefault(waiter.priority, OrderedDict())
+        waiters = self.waiting.setdefault(waiter.wanted.priority, OrderedDict())
         waiters[waiter] = None
         if ahead:
             waiters.move_to_end(waiter, last=False)
 
     def remove(self, waiter: LeaseWaiter) -> None:
-        waiters = self.waiting.get(waiter.priority)
+        waiters = self.waiting.get(waiter.wanted.priority)
         if waiters is not None:
             waiters.pop(waiter, None)
             if not waiters:
-                del self.waiting[waiter.priority]
+                del self.waiting[waiter.wanted.priority]
 
     def next(self) -> LeaseWaiter | None:
         """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
@@ -105,10 +100,6 @@ class LeaseWaiters:
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
         self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
-        self._by_count: dict[int, dict[str, None]] = {}
-        """Clients by their number of waiting requests."""
-        self._max_count = 0
-        """The greatest number of waiting requests that a client has."""
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
         self._size = 0
         self.closed: bool = False
@@ -141,11 +132,11 @@ class LeaseWaiters:
         """
         if not self._by_client:
             return False
-        client_with_most = next(iter(self._by_count[self._max_count]))
-        count = len(self._by_client.get(client, ()))
-        if self._max_count <= count + 1:
+        # A scan of the clients: as many as there are tokens, certificates or local addresses.
+        most = max(self._by_client.values(), key=len)
+        if len(most) <= len(self._by_client.get(client, ())) + 1:
             return False
-        waiter = next(reversed(self._by_client[client_with_most]))
+        waiter = next(reversed(most))
         waiter.end(problem)
         self._unregister(waiter)
         return True
@@ -179,9 +170,7 @@ class LeaseWaiters:
             if not self.displace_waiter(client, problem):
                 raise problem
         waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
-        waiters = self._by_client.setdefault(client, OrderedDict())
-        waiters[waiter] = None
-        self._count_changed(client, len(waiters) - 1, len(waiters))
+        self._by_client.setdefault(client, OrderedDict())[waiter] = None
         self._size += 1
         try:
             async with asyncio.timeout(None) as wait_timeout:
@@ -198,22 +187,9 @@ class LeaseWaiters:
         waiters = self._by_client.get(waiter.client)
         if waiters is not None and waiter in waiters:
             del waiters[waiter]
-            self._count_changed(waiter.client, len(waiters) + 1, len(waiters))
             self._size -= 1
             if not waiters:
                 del self._by_client[waiter.client]
-
-    def _count_changed(self, client: str, before: int, after: int) -> None:
-        """Note that the number of a client's waiting requests changed by one."""
-        if before:
-            clients = self._by_count[before]
-            del clients[client]
-            if not clients:
-                del self._by_count[before]
-        if after:
-            self._by_count.setdefault(after, {})[client] = None
-        if after > self._max_count or self._max_count not in self._by_count:
-            self._max_count = after  # it was the only client with that many, and has one less
 
     async def _wait_for_file(self, gate: Gatekeeper, wanted: LeaseRequestBody) -> None:
         """Wait for the robots.txt before entering any queue: a slow origin delays no other.
@@ -291,7 +267,7 @@ class LeaseWaiters:
             return True
         if not in_queue:
             queue.add(waiter)
-            if waiter.priority > queue.first.priority:
+            if waiter.wanted.priority > queue.first.wanted.priority:
                 queue.first.step_back()
         waiter.may_enter = asyncio.get_running_loop().create_future()
         try:

@@ -26,22 +26,8 @@ from aiohttp.base_protocol import BaseProtocol
 
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.channel import (
-    Channel,
-    ClientAtLimit,
-    Configure,
-    DropRecords,
-    HandOver,
-    Message,
-    OperatorRules,
-    Ready,
-    RecordRequest,
-    SharedRecord,
-    Stop,
-    Sync,
-    Synced,
-    WorkerCounts,
-)
+from gatekeeper.sidecar import channel
+from gatekeeper.sidecar.channel import Channel, HandOver, Message
 from gatekeeper.sidecar.inline import NotPlainError, Request, read
 from gatekeeper.sidecar.listening import (
     QUESTION_PATH,
@@ -262,13 +248,13 @@ class _WorkerProcess:
         self._report_timer: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
-            Configure: self._configure,
-            OperatorRules: lambda message: self._replica.follow_rules(message.rules),
-            SharedRecord: self._store_record,
-            DropRecords: self._drop_records,
-            ClientAtLimit: self._on_client_limit,
-            Sync: self._on_sync,
-            Stop: lambda _message: self.stop(None),
+            channel.Configure: self._configure,
+            channel.OperatorRules: lambda message: self._replica.follow_rules(message.rules),
+            channel.SharedRecord: self._store_record,
+            channel.DropRecords: self._drop_records,
+            channel.ClientAtLimit: self._on_client_limit,
+            channel.Sync: self._on_sync,
+            channel.Stop: lambda _message: self.stop(None),
         }
 
     async def run(self) -> str | None:
@@ -311,7 +297,7 @@ class _WorkerProcess:
     def _on_lost(self) -> None:
         self.stop("the owner process is gone: this worker exits")
 
-    def _configure(self, message: Configure) -> None:
+    def _configure(self, message: channel.Configure) -> None:
         """Put a configuration in force; the first one starts the service."""
         config = message.config
         tokens = Tokens(message.tokens)
@@ -323,7 +309,7 @@ class _WorkerProcess:
         self.max_request = config.server.max_body + 2 * config.server.max_header
         self._replica.follow_rules(message.rules)
 
-    def _start(self, message: Configure, tokens: Tokens) -> None:
+    def _start(self, message: channel.Configure, tokens: Tokens) -> None:
         config = message.config
         set_up_logging(config.server)
         self._replica = Replica(message.identity, config, wanted=self._request_record)
@@ -341,14 +327,14 @@ class _WorkerProcess:
         )
         self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
         self._tasks.start(self._service.log.run())
-        self.channel.send(Ready())
+        self.channel.send(channel.Ready())
 
-    def _store_record(self, message: SharedRecord) -> None:
+    def _store_record(self, message: channel.SharedRecord) -> None:
         self._requested.discard(message.origin)
         self._replica.take_in(message.origin, message.record)
         self._retry_waiting(message.origin)
 
-    def _drop_records(self, message: DropRecords) -> None:
+    def _drop_records(self, message: channel.DropRecords) -> None:
         self._replica.forget(message.origins)
         for origin in message.origins:
             self._retry_waiting(origin)
@@ -357,13 +343,13 @@ class _WorkerProcess:
         for client in self.waiting.pop(origin, ()):
             client.retry()
 
-    def _on_client_limit(self, message: ClientAtLimit) -> None:
+    def _on_client_limit(self, message: channel.ClientAtLimit) -> None:
         if self._service is not None:
             self._service.clients.set_at_limit(message.client, message.at_limit)
 
-    def _on_sync(self, message: Sync) -> None:
+    def _on_sync(self, message: channel.Sync) -> None:
         self._report()
-        self.channel.send(Synced(message.number))
+        self.channel.send(channel.Synced(message.number))
 
     # -- connections -----------------------------------------------------------------
 
@@ -415,7 +401,7 @@ class _WorkerProcess:
         if origin not in self._requested:
             self._requested.add(origin)
             self.waiting.setdefault(origin, [])
-            self.channel.send(RecordRequest(origin))
+            self.channel.send(channel.RecordRequest(origin))
         self.missing_origin = origin if origin in self.waiting else None
 
     def _report(self) -> None:
@@ -434,7 +420,7 @@ class _WorkerProcess:
         logged = written - self._logged[0], dropped - self._logged[1]
         self._logged = written, dropped
         self.channel.send(
-            WorkerCounts(
+            channel.WorkerCounts(
                 requests=[(*key, n) for key, n in service.metrics.drain_requests().items()],
                 decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
                 origins=[

@@ -36,22 +36,8 @@ from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.records import Record
-from gatekeeper.sidecar.channel import (
-    Channel,
-    ClientAtLimit,
-    Configure,
-    DropRecords,
-    HandOver,
-    Message,
-    OperatorRules,
-    Ready,
-    RecordRequest,
-    SharedRecord,
-    Stop,
-    Sync,
-    Synced,
-    WorkerCounts,
-)
+from gatekeeper.sidecar import channel
+from gatekeeper.sidecar.channel import Channel, HandOver, Message
 from gatekeeper.sidecar.replica import shared_record
 
 if TYPE_CHECKING:
@@ -149,7 +135,7 @@ class Owner:
     metrics: Metrics
     feed: DecisionFeed
     log: DecisionLog
-    configuration: Callable[[], Configure]
+    configuration: Callable[[], channel.Configure]
     """Returns the configuration in force."""
 
 
@@ -195,7 +181,7 @@ class Workers:
         workers = list(self._workers.values())
         for worker in workers:
             worker.ready = False
-            worker.send(Stop())
+            worker.send(channel.Stop())
         if workers:
             waits = [asyncio.ensure_future(one.process.wait()) for one in workers]
             _, late = await asyncio.wait(waits, timeout=_SYNC_SECONDS)
@@ -297,7 +283,7 @@ class Workers:
         config = msgspec.structs.replace(message.config, server=server)
         worker.send(msgspec.structs.replace(message, config=config))
         for client in self.owner.clients.at_limit:
-            worker.send(ClientAtLimit(client, at_limit=True))
+            worker.send(channel.ClientAtLimit(client, at_limit=True))
 
     def _broadcast(self, message: Message) -> None:
         for worker in list(self._workers.values()):
@@ -316,17 +302,17 @@ class Workers:
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
-        self._broadcast(OperatorRules(self.owner.gate.parts.scheduler.host_rules.entries()))
+        self._broadcast(channel.OperatorRules(self.owner.gate.parts.scheduler.host_rules.entries()))
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
-        self._broadcast(ClientAtLimit(client, at_limit))
+        self._broadcast(channel.ClientAtLimit(client, at_limit))
 
     def _drop_changed(self) -> None:
         changed, self._changed = self._changed, set()
         if not changed:
             return
-        self._broadcast(DropRecords(list(changed)))
+        self._broadcast(channel.DropRecords(list(changed)))
         for origin in changed & self._requested.keys():
             self._send_record(origin, self._requested[origin])
 
@@ -338,7 +324,7 @@ class Workers:
         self._requested.pop(origin, None)
         for number in list(numbers):
             if (worker := self._workers.get(number)) is not None:
-                worker.send(SharedRecord(origin, record))
+                worker.send(channel.SharedRecord(origin, record))
         return True
 
     async def settle(self) -> None:
@@ -352,7 +338,7 @@ class Workers:
         now = asyncio.get_running_loop().time()
         for worker in waiting:
             worker.sync_sent_at = min(worker.sync_sent_at, now)
-            worker.send(Sync(number))
+            worker.send(channel.Sync(number))
 
         def done() -> bool:
             return all(one.synced >= number or not one.ready for one in waiting)
@@ -381,14 +367,14 @@ class Workers:
         """Handle a message from a worker."""
         if connection is not None and isinstance(message, HandOver):
             self._server.take(connection, message.unanswered, message.passes)
-        elif isinstance(message, WorkerCounts):
+        elif isinstance(message, channel.WorkerCounts):
             self._add_counts(worker, message)
-        elif isinstance(message, RecordRequest):
+        elif isinstance(message, channel.RecordRequest):
             self._on_record_request(worker, message.origin)
-        elif isinstance(message, Synced):
+        elif isinstance(message, channel.Synced):
             worker.synced, worker.sync_sent_at = message.number, math.inf
             self._wake()
-        elif isinstance(message, Ready):
+        elif isinstance(message, channel.Ready):
             worker.ready = not self._stopping
             self._wake()
             _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
@@ -396,13 +382,13 @@ class Workers:
     def _on_record_request(self, worker: _Worker, origin: str) -> None:
         if self._send_record(origin, [worker.number]):
             return
-        worker.send(DropRecords([origin]))  # the worker passes the waiting connections on
+        worker.send(channel.DropRecords([origin]))  # the worker passes the waiting connections on
         requested = self._requested
         if origin not in requested and len(requested) >= _MAX_REQUESTED:
             del requested[next(iter(requested))]
         requested.setdefault(origin, set()).add(worker.number)
 
-    def _add_counts(self, worker: _Worker, added: WorkerCounts) -> None:
+    def _add_counts(self, worker: _Worker, added: channel.WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""
         owner = self.owner
         for route, method, status, count in added.requests:

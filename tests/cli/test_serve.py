@@ -198,10 +198,10 @@ def test_a_home_that_can_not_be_written_to_is_told_with_the_flag(
 def test_what_keeps_it_from_listening_is_told_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
-    def refused(family: int, address: tuple[object, ...]) -> None:
+    def refused(address: tuple[object, ...], *, family: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(listening, "_tcp", refused)
+    monkeypatch.setattr(listening.socket, "create_server", refused)
     with pytest.raises(ConfigError) as told:
         listening.open_sockets(ServerConfig(port=80))
     assert remedy in str(told.value)

@@ -12,7 +12,7 @@ from gatekeeper import (
     State,
     Verdict,
 )
-from gatekeeper.client.questions import DecisionLifetimes
+from gatekeeper.client.questions import lifetime
 from tests.conformance.ways import World, decided
 from tests.internet import Hold, Page
 
@@ -157,7 +157,7 @@ def ends(verdict: Verdict, seconds: float) -> Decision:
     ],
 )
 def test_how_long_a_decision_is_repeated(decision: Decision, seconds: float) -> None:
-    assert DecisionLifetimes(NOON.timestamp(), 60.0).of(decision) == seconds
+    assert lifetime(decision, NOON.timestamp(), 60.0) == seconds
 
 
 async def test_a_decision_is_repeated_without_asking(world: World) -> None:

@@ -91,7 +91,7 @@ def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPat
     assert feed.counts("often.test").allow == 1000
     assert feed.counts("h999.test").deny == 3
     assert feed.counts("h1.test").deny == 0
-    assert len(feed._hosts) + len(feed._old_hosts) <= 20
+    assert len(feed._hosts) <= 20
     assert len(feed._origins) <= 20
 
 
@@ -115,7 +115,7 @@ def test_what_is_kept_by_host_is_bounded() -> None:
     feed = DecisionFeed(VirtualClock())
     for number in range(120_000):
         feed.reported(f"h{number}.test", 200)
-    assert len(feed._statuses) + len(feed._old_statuses) <= 100_000
+    assert len(feed._statuses) <= 100_000
     assert feed.last_status("h119999.test") == (200, VirtualClock().wall())
     assert feed.last_status("h1.test") is None
 

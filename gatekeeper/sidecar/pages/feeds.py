@@ -16,12 +16,13 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+from cachetools import LRUCache
 
 from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.urls import host_of
+from gatekeeper.urls import host_of, make_room
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper, GateStats
@@ -33,7 +34,7 @@ _RING: Final = 4096
 _BATCHES: Final = 8
 """Batches to keep, of up to a thousand decisions each."""
 _HOSTS: Final = 50_000
-"""Maximum hosts in each of two generations of totals and last statuses: current and previous."""
+"""Hosts whose totals and last statuses are kept at least; twice as many at most."""
 
 
 class GivenDecision(NamedTuple):
@@ -135,9 +136,7 @@ class DecisionFeed:
         self._batches: deque[tuple[int, BatchNote]] = deque(maxlen=batches)
         """Each with the number of its first decision."""
         self._statuses: dict[str, tuple[int, float]] = {}
-        self._old_statuses: dict[str, tuple[int, float]] = {}
-        self._hosts: dict[str, Counts] = {}
-        self._old_hosts: dict[str, Counts] = {}
+        self._hosts: LRUCache[str, Counts] = LRUCache(2 * _HOSTS)
         self._origins: dict[str, Counts] = {}
         """The totals of the hosts by origin, so that the origin need not be parsed."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
@@ -159,15 +158,12 @@ class DecisionFeed:
         """Return the totals of the host of an origin, to be updated by the caller."""
         counts = self._origins.get(origin)
         if counts is None:
+            if len(self._origins) >= _HOSTS:
+                self._origins.clear()  # so that the busy hosts are looked up, and stay
             host = host_of(origin)
             counts = self._hosts.get(host)
             if counts is None:
-                if len(self._hosts) >= _HOSTS:
-                    self._old_hosts, self._hosts, self._origins = self._hosts, {}, {}
-                old = self._old_hosts.pop(host) if host in self._old_hosts else None
-                counts = self._hosts[host] = old or Counts()
-            if len(self._origins) >= 2 * _HOSTS:
-                self._origins.clear()
+                counts = self._hosts[host] = Counts()
             self._origins[origin] = counts
             if origin not in counts.origins and len(counts.origins) < _MAX_ORIGINS:
                 counts.origins += (origin,)
@@ -185,16 +181,16 @@ class DecisionFeed:
 
     def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
-        if len(self._statuses) >= _HOSTS and host not in self._statuses:
-            self._old_statuses, self._statuses = self._statuses, {}
+        make_room(self._statuses, 2 * _HOSTS)
         self._statuses[host] = (status, self._wall())
 
     # --- between processes --------------------------------------------------------------
 
     def take_counts(self) -> dict[str, Counts]:
         """Return the totals of each host by one of its origins, and reset them."""
-        hosts = [*self._hosts.values(), *self._old_hosts.values()]
-        self._hosts, self._old_hosts, self._origins = {}, {}, {}
+        hosts = list(self._hosts.values())
+        self._hosts.clear()
+        self._origins.clear()
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
     def take_latest(self, most: int) -> tuple[list[DecisionNote], list[BatchNote]]:
@@ -220,11 +216,11 @@ class DecisionFeed:
 
         The totals of the 50,000 hosts that were asked about last are never dropped.
         """
-        return self._hosts.get(host) or self._old_hosts.get(host) or _NO_COUNTS
+        return self._hosts.get(host, _NO_COUNTS)
 
     def last_status(self, host: str) -> tuple[int, float] | None:
         """Return the last reported status of a page of the host, and its wall time in seconds."""
-        return self._statuses.get(host) or self._old_statuses.get(host)
+        return self._statuses.get(host)
 
     @property
     def oldest(self) -> int:

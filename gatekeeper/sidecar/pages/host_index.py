@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gatekeeper.clock import Clock
 from gatekeeper.pacing.waiting import STATES, HostState
@@ -42,7 +43,8 @@ DEEPEST: Final = 10_000
 _MAX_STALE: Final = 30.0
 """Seconds for which an older result may be used while a new scan is running."""
 
-_Run = list[tuple[float, str]]
+_Run = list[tuple[Any, Any]]
+"""Names of hosts with their keys, or states with their numbers."""
 
 
 class SortedNames:
@@ -144,33 +146,24 @@ class _Scan:
     """A scan of all hosts in slices, and its result so far: one sorted run per slice."""
 
     def __init__(
-        self, clock: Clock, slices: Iterable[_Run], *, counts: bool, up_to_date: bool
+        self, clock: Clock, slices: Iterable[_Run], *, up_to_date: bool, previous: _Scan | None
     ) -> None:
-        """Start the scan. With `counts` the hosts with each sort key are counted."""
+        """Start the scan. `previous`: a complete one that answers meanwhile."""
         self.runs: list[_Run] = []
         self.up_to_date = up_to_date
         """True if the index was up to date when the scan started, so that it covers every host."""
         self.found = 0
-        self.keys: Counter[float] = Counter()
         self.complete = False
-        self.fresh_until = 0.0
-        self.successor: _Scan | None = None
-        """The running scan that will replace this one."""
+        self.fresh_until = inf
+        """Until when its result is reused."""
+        self.previous = previous
         self._clock = clock
-        self._counts = counts
         self.task = asyncio.get_running_loop().create_task(self._run(slices))
 
-    def tasks(self) -> Iterator[asyncio.Task[None]]:
-        """Yield the running tasks of this scan and of its successor."""
-        if not self.task.done():
-            yield self.task
-        if self.successor is not None:
-            yield from self.successor.tasks()
-
-    def cancel(self) -> None:
-        """Cancel the running tasks of this scan and of its successor."""
-        for task in self.tasks():
-            task.cancel()
+    @property
+    def best(self) -> _Scan:
+        """The scan whose result answers now."""
+        return self if self.previous is None else self.previous
 
     async def _run(self, slices: Iterable[_Run]) -> None:
         began = self._clock.monotonic()
@@ -179,12 +172,10 @@ class _Scan:
                 run.sort()
                 self.runs.append(run)
                 self.found += len(run)
-                if self._counts:
-                    self.keys.update(key for key, _ in run)
             await asyncio.sleep(0)
         now = self._clock.monotonic()
         self.fresh_until = now + max(MIN_REUSE, _REUSE_FACTOR * (now - began))
-        self.complete = True
+        self.complete, self.previous = True, None
 
 
 class HostIndex:
@@ -242,9 +233,8 @@ class HostIndex:
 
     async def close(self) -> None:
         """Cancel the background tasks and wait for their end."""
-        running = [task for scan in self._scans.values() for task in scan.tasks()]
-        if self._follower is not None and not self._follower.done():
-            running.append(self._follower)
+        running = [scan.task for scan in self._scans.values()]
+        running += [] if self._follower is None else [self._follower]
         for task in running:
             task.cancel()
         if running:
@@ -322,100 +312,73 @@ class HostIndex:
         if first + count > DEEPEST:
             raise ValueError(f"only the first {DEEPEST} hosts are sorted: narrow the filter")
         if order is None and state == "any":
-            scan = self._matching(q)
+            scan = await self._scanned(("names", q), self._matching(q))
         else:
-            scan = self._ranked(q, state, order, descending=descending)
-        await self._wait_for(scan)
+            runs = self._ranked(q, state, order, descending=descending)
+            name = ("ranked", q, state, order and order.name, descending)
+            scan = await self._scanned(name, runs)
         hosts = _merge_page(scan, first, count, flip=order is None and descending)
         return HostPage(hosts, scan.found, settled and scan.complete and scan.up_to_date)
 
     async def states(self) -> tuple[dict[str, int], bool]:
         """Return the number of hosts in each state but "free", and whether all were scanned."""
         self.follow()
-        scan = self._ranked("", _HELD_UP, self.by_state, descending=False)
-        await self._wait_for(scan)
-        counts: dict[str, int] = {s: scan.keys[float(n)] for n, s in enumerate(STATES) if n}
+        scan = await self._scanned(("states",), self._counted_states())
+        counts: dict[str, int] = dict.fromkeys(STATES[1:], 0)
+        for run in scan.runs:
+            for state, count in run:
+                counts[state] += count
         return counts, scan.complete and scan.up_to_date and not self.pending
-
-    async def _wait_for(self, scan: _Scan) -> None:
-        """Wait for a running scan; if there are many hosts, for `SCAN_WAIT` seconds at most."""
-        if not scan.task.done():
-            few = len(self._scopes) <= _MAX_RESCAN
-            await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
 
     # --- scans --------------------------------------------------------------------------
 
-    def _ranked(self, q: str, state: str, order: HostOrder | None, *, descending: bool) -> _Scan:
-        """Return the scan of the hosts that pass the filter, in runs sorted by the key."""
+    def _ranked(
+        self, q: str, state: str, order: HostOrder | None, *, descending: bool
+    ) -> Iterator[_Run]:
+        """Yield the hosts that pass the filter, with their keys."""
         key = None if order is None else order.key
         sign = -1.0 if descending else 1.0
-        every = state in ("any", _HELD_UP)
+        now = self._clock.monotonic()
+        for part in self._slices():
+            yield [
+                (0.0 if key is None else sign * key(scope, now), scope.name)
+                for scope in part
+                if q in scope.name and (state == "any" or self._state_of(scope, now) == state)
+            ]
 
-        def keyed(part: list[Scope], now: float) -> Iterator[tuple[float, str]]:
-            for scope in part:
-                name = scope.name
-                if q and q not in name:
-                    continue
-                if every or self._state_of(scope, now) == state:
-                    yield 0.0 if key is None else sign * key(scope, now), name
+    def _matching(self, q: str) -> Iterator[_Run]:
+        """Yield the hosts with `q` in their name."""
+        for chunk in self._names.chunks():
+            yield [(0.0, name) for name in chunk if q in name]
 
-        def slices() -> Iterator[_Run]:
-            now = self._clock.monotonic()
-            for part in self._slices():
-                yield list(keyed(part, now))
+    def _counted_states(self) -> Iterator[_Run]:
+        """Yield each state but "free" with its number of hosts, slice by slice."""
+        now = self._clock.monotonic()
+        for part in self._slices():
+            counts = Counter(self._state_of(scope, now) for scope in part)
+            yield [(state, count) for state, count in counts.items() if state != STATES[0]]
 
-        name = "" if order is None else order.name
-        return self._scan(("ranked", q, state, name, descending), slices)
-
-    def _matching(self, q: str) -> _Scan:
-        """Return the scan of the hosts with `q` in their name."""
-
-        def slices() -> Iterator[_Run]:
-            for chunk in self._names.chunks():
-                yield [(0.0, name) for name in chunk if q in name]
-
-        return self._scan(("names", q), slices)
-
-    def _scan(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
+    async def _scanned(self, name: tuple[object, ...], slices: Iterator[_Run]) -> _Scan:
         """Return the scan of this name that is running or recent, else start a new one.
 
-        While a new scan is running, an older result that is not too old is returned instead.
+        If there are many hosts, it is waited for for `SCAN_WAIT` seconds at most; and while a new
+        scan is running, an older result that is not too old is returned.
         """
-        now = self._clock.monotonic()
-        current = self._scans.get(name)
-        is_large = len(self._scopes) > _MAX_RESCAN
-        if current is not None and current.successor is not None and current.successor.complete:
-            current = self._scans[name] = current.successor
-        if current is not None and current.complete and not current.up_to_date and not self.pending:
-            current.cancel()
-            current = None  # the index is up to date now, so a new scan covers every host
-        if current is not None:
-            reusable = current.complete and is_large
-            if not current.task.done() or (reusable and now < current.fresh_until):
-                return current
-            if reusable and now < current.fresh_until + _MAX_STALE:
-                if current.successor is None:
-                    current.successor = self._begin(name, slices)
-                return current
-        for key, scan in list(self._scans.items()):
-            if next(scan.tasks(), None) is None and now >= scan.fresh_until + _MAX_STALE:
-                del self._scans[key]
-        while len(self._scans) >= _MAX_SCANS:
-            self._scans.pop(next(iter(self._scans))).cancel()
-        current = self._scans[name] = self._begin(name, slices)
-        return current
-
-    def _begin(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
-        counts, up_to_date = _HELD_UP in name, not self.pending
-        return _Scan(self._clock, slices(), counts=counts, up_to_date=up_to_date)
+        now, few = self._clock.monotonic(), len(self._scopes) <= _MAX_RESCAN
+        scan = self._scans.get(name)
+        reusable = scan is not None and not few and (scan.up_to_date or self.pending > 0)
+        if scan is None or (scan.complete and not (reusable and now < scan.fresh_until)):
+            previous = scan if scan and reusable and now < scan.fresh_until + _MAX_STALE else None
+            while len(self._scans) >= _MAX_SCANS:
+                self._scans.pop(next(iter(self._scans))).task.cancel()
+            scan = _Scan(self._clock, slices, up_to_date=not self.pending, previous=previous)
+            self._scans[name] = scan
+        if scan.previous is None and not scan.task.done():
+            await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
+        return scan.best
 
 
 def _merge_page(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[str]:
     """Return `count` names from the position `first` on; `flip`: counted from the other end."""
-    runs: list[Iterable[tuple[float, str]]] = list(scan.runs)
-    if flip:
-        runs = [reversed(run) for run in scan.runs]
+    runs = [reversed(run) if flip else run for run in scan.runs]
     return [name for _, name in islice(merge(*runs, reverse=flip), first, first + count)]
-
-
-_HELD_UP: Final = "held up"

@@ -1,7 +1,7 @@
 """HTML markup into which texts of sites and clients can't inject any (T12).
 
-`tag` escapes everything except its own results. Control characters that change the direction of a
-text, or control a terminal, are shown as their code. The module also has the parts that pages
+`markup` escapes everything except its own results. Control characters that change the direction of
+a text, or control a terminal, are shown as their code. The module also has the parts that pages
 share: tables, forms, badges, numbers and times.
 """
 
@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, LiteralString
 
 
 class Html(str):
-    """Markup that `tag` has made."""
+    """Markup that `markup` has made."""
 
     __slots__ = ()
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 else:
     Child = object
 
-_TEXTS: Final = (str, int, float)
-_VOID: Final = frozenset({"br", "col", "hr", "input", "link", "meta"})
-_CONTROL: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-_CONTROLS: Final = re.compile(f"[{_CONTROL}]")
-_SPECIAL: Final = re.compile(f"[&<>\"'{_CONTROL}]")
+Attribute = str | float | bool | None
+_CONTROLS: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 
 
 def escaped(text: str) -> Html:
@@ -38,73 +37,94 @@ def escaped(text: str) -> Html:
     >>> escaped("<b>" + chr(0x202E))
     '&lt;b&gt;\\\\u202e'
     """
-    if _SPECIAL.search(text) is None:  # the common case
-        return Html(text)
     return Html(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", escape(text)))
 
 
-def tag(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """Return an element with its children, escaped unless they are markup; None is left out.
+def markup(text: LiteralString, /, *parts: Child) -> Html:
+    """Return `text` with a part in place of each `{}`, escaped unless it is markup.
 
-    Attributes: `class_` is `class`, `data_x` is `data-x`. An attribute that is True has no value;
-    False and None are left out.
+    A part may be a sequence of parts; None is left out.
 
-    >>> tag("td", "a<b", tag("br"), class_="name", hidden=False)
+    >>> markup('<td class="{}">{}</td>', "name", ["a<b", markup("<br>"), None])
     '<td class="name">a&lt;b<br></td>'
     """
-    parts = [f"<{name}"]
-    for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        named = key.rstrip("_").replace("_", "-")
-        parts.append(f" {named}" if value is True else f' {named}="{escaped(str(value))}"')
-    parts.append(">")
-    if name in _VOID:
-        return Html("".join(parts))
-    _add(parts, children)
-    parts.append(f"</{name}>")
-    return Html("".join(parts))
+    return Html(text.format(*map(_markup_of, parts)))
 
 
-def _add(parts: list[str], children: Iterable[Child]) -> None:
-    for child in children:
-        if type(child) is Html:
-            parts.append(child)
-        elif isinstance(child, _TEXTS):
-            parts.append(escaped(str(child)))
-        elif child is not None:
-            _add(parts, child)
+def _markup_of(part: Child) -> Html:
+    if isinstance(part, Html):
+        return part
+    if isinstance(part, str | int | float):
+        return escaped(str(part))
+    return Html("" if part is None else "".join(map(_markup_of, part)))
+
+
+def attributes(**values: Attribute) -> Html:
+    """Return attributes for a tag, each after a space.
+
+    `class_` is `class`, `data_x` is `data-x`. An attribute that is True has no value; False and
+    None are left out.
+
+    >>> attributes(class_="name", data_x="<", required=True, hidden=False)
+    ' class="name" data-x="&lt;" required'
+    """
+    found = []
+    for key, value in values.items():
+        name = key.rstrip("_").replace("_", "-")
+        if value is True:
+            found.append(f" {name}")
+        elif value is not None and value is not False:
+            found.append(f' {name}="{escaped(str(value))}"')
+    return Html("".join(found))
+
+
+def code(text: str | None) -> Html | None:
+    """Return a text as code; None for None."""
+    return None if text is None else markup("<code>{}</code>", text)
+
+
+def link(url: str, text: str) -> Html:
+    """Return a link with a text."""
+    return markup('<a href="{}">{}</a>', url, text)
+
+
+def items(
+    children: Iterable[Child], *, class_: str | None = None, label: str | None = None
+) -> Html:
+    """Return a list of items."""
+    inner = [markup("<li>{}</li>", one) for one in children]
+    return markup("<ul{}>{}</ul>", attributes(class_=class_, aria_label=label), inner)
+
+
+def paragraph(*children: Child, class_: str = "note", **others: Attribute) -> Html:
+    """Return a paragraph, of a class of `app.css`."""
+    return markup("<p{}>{}</p>", attributes(class_=class_, **others), children)
 
 
 # --- forms and badges -------------------------------------------------------------------------
 
 
-def field(label: str, name: str, value: str, **attributes: str | float | bool | None) -> Html:
+def field(label: str, name: str, value: str, **others: Attribute) -> Html:
     """Return an input with its label; the attributes are those of the input."""
-    return tag("label", f"{label} ", tag("input", name=name, value=value, **attributes))
+    own = attributes(name=name, value=value, **others)
+    return markup("<label>{} <input{}></label>", label, own)
 
 
 def hidden(name: str, value: str) -> Html:
     """Return a hidden input."""
-    return tag("input", type="hidden", name=name, value=value)
+    return markup('<input type="hidden" name="{}" value="{}">', name, value)
 
 
 def search_form(action: str, *fields: Child, button: str, id_: str | None = None) -> Html:
     """Return a form that requests a page (GET)."""
-    return tag(
-        "form",
-        fields,
-        tag("button", button),
-        method="get",
-        action=action,
-        role="search",
-        id=id_,
-    )
+    own = attributes(method="get", action=action, role="search", id=id_)
+    return markup("<form{}>{}<button>{}</button></form>", own, fields, button)
 
 
-def details(summary: str, *children: Child, **attributes: str | None) -> Html:
+def details(summary: str, *children: Child, **others: str | None) -> Html:
     """Return a `details` element: a summary, and content that is shown when it is clicked."""
-    return tag("details", tag("summary", summary), children, **attributes)
+    own = attributes(**others)
+    return markup("<details{}><summary>{}</summary>{}</details>", own, summary, children)
 
 
 _ICONS: Final = {"ok": "●", "warn": "▲", "bad": "■", "idle": "○"}
@@ -112,14 +132,8 @@ _ICONS: Final = {"ok": "●", "warn": "▲", "bad": "■", "idle": "○"}
 
 def badge(kind: str, text: str, *, id_: str | None = None) -> Html:
     """Return a state as a word with a symbol, so that it does not depend on its colour alone."""
-    return tag(
-        "span",
-        tag("span", _ICONS[kind], aria_hidden="true"),
-        " ",
-        text,
-        class_=f"badge {kind}",
-        id=id_,
-    )
+    own, icon = attributes(class_=f"badge {kind}", id=id_), _ICONS[kind]
+    return markup('<span{}><span aria-hidden="true">{}</span> {}</span>', own, icon, text)
 
 
 # --- tables -----------------------------------------------------------------------------------
@@ -140,46 +154,54 @@ def table(
     """
     body = list(rows)
     if not body and empty is not None:
-        return tag("p", empty, class_="empty")
-    cells = [one if isinstance(one, Html) else tag("th", one, scope="col") for one in heads]
-    return tag(
-        "div",
-        tag(
-            "table",
-            tag("caption", caption),
-            tag("thead", tag("tr", cells)),
-            tag("tbody", body, id=id_),
-        ),
-        class_="scroll",
-        tabindex=0,
-        role="region",
-        aria_label=caption,
+        return paragraph(empty, class_="empty")
+    cells = [one if isinstance(one, Html) else head(one) for one in heads]
+    return scrolled(
+        caption,
+        markup("<table><caption>{}</caption><thead><tr>{}</tr></thead>", caption, cells),
+        markup("<tbody{}>{}</tbody></table>", attributes(id=id_), body),
     )
+
+
+def scrolled(label: str, *children: Child) -> Html:
+    """Return a region that can be scrolled horizontally if it is too wide."""
+    own = attributes(class_="scroll", tabindex="0", role="region", aria_label=label)
+    return markup("<div{}>{}</div>", own, children)
+
+
+def head(child: Child, *, scope: str = "col", **others: str | None) -> Html:
+    """Return a header cell, of a column or of a row."""
+    return markup("<th{}>{}</th>", attributes(scope=scope, **others), child)
 
 
 def num_head(text: str) -> Html:
     """Return a header cell for a column of numbers."""
-    return tag("th", text, scope="col", class_="num")
+    return head(text, class_="num")
+
+
+def row_head(child: Child, **others: str | None) -> Html:
+    """Return the header cell of a row."""
+    return head(child, scope="row", **others)
 
 
 def row(*cells: Child, class_: str | None = None, id_: str | None = None) -> Html:
     """Return a table row; cells that are not `td` or `th` elements become `td`."""
-    made = [one if _is_cell(one) else tag("td", one) for one in cells]
-    return tag("tr", made, class_=class_, id=id_)
+    made = [one if _is_cell(one) else markup("<td>{}</td>", one) for one in cells]
+    return markup("<tr{}>{}</tr>", attributes(class_=class_, id=id_), made)
 
 
 def _is_cell(one: Child) -> bool:
     return isinstance(one, Html) and one.startswith(("<td", "<th"))
 
 
-def num(value: Child, **attributes: str | None) -> Html:
+def num(value: Child, **others: str | None) -> Html:
     """Return a cell with a number, or an empty cell for None."""
-    if value is None and not attributes:
-        return _NO_NUMBER
-    return tag("td", value, class_="num", **attributes)
+    return markup("<td{}>{}</td>", attributes(class_="num", **others), value)
 
 
-_NO_NUMBER: Final = tag("td", class_="num")
+def text_cell(*children: Child) -> Html:
+    """Return a cell with a long text, such as a URL, which may break anywhere."""
+    return markup('<td class="url">{}</td>', children)
 
 
 # --- numbers and times ------------------------------------------------------------------------
@@ -196,12 +218,14 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.3g} s"
     whole = round(seconds)
-    for size, unit, below, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
+    for size, unit, below, small in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
         if whole >= size:
             rest = whole % size // below
             return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
-    if whole >= 60:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
     return f"{whole} s"
 
 
@@ -220,7 +244,8 @@ def moment(at: datetime, text: str | None = None) -> Html:
     """Return a `time` element: the time in UTC, or `text` with the time in the title."""
     whole = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     iso = f"{at:%Y-%m-%dT%H:%M:%SZ}"
-    return tag("time", text or whole, datetime=iso, title=None if text is None else whole)
+    title = None if text is None else whole
+    return markup("<time{}>{}</time>", attributes(datetime=iso, title=title), text or whole)
 
 
 def number(value: float | None) -> str:

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from gatekeeper.clock import Clock
 from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role
-from gatekeeper.sidecar.pages.html import Child, Html, badge, hidden, tag
+from gatekeeper.sidecar.pages.html import Child, Html, attributes, badge, hidden, markup
 from gatekeeper.sidecar.security import Admission, Token
 from gatekeeper.urls import make_room
 
@@ -205,7 +205,7 @@ class Page(NamedTuple):
 def page_response(page: Page, visitor: Visitor | None, *, state: str, ready: bool) -> web.Response:
     """Return the response with a page; `state` and `ready` are those of the service."""
     return web.Response(
-        text="<!doctype html>" + _document(page, visitor, state, ready),
+        text=_document(page, visitor, state, ready),
         status=page.status,
         content_type="text/html",
         charset="utf-8",
@@ -214,62 +214,58 @@ def page_response(page: Page, visitor: Visitor | None, *, state: str, ready: boo
 
 
 def _document(page: Page, visitor: Visitor | None, state: str, ready: bool) -> Html:
-    root = page.root
-    static = f"{root}static/{assets_hash()}/"
-    names = ("app.js", *page.scripts)
-    return tag(
-        "html",
-        tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", name="color-scheme", content="light dark"),
-            tag("title", f"{page.title} - gatekeeper"),
-            tag("link", rel="icon", href=f"{static}icon.svg"),
-            [tag("link", rel="stylesheet", href=static + one) for one in ("app.css", *page.styles)],
-            [
-                tag(
-                    "script",
-                    src=static + one,
-                    type=None if one.startswith("vendor") else "module",
-                    defer=one.startswith("vendor"),
-                )
-                for one in names
-            ],
-        ),
-        tag(
-            "body",
-            tag("a", "Skip to the content", href="#main", class_="skip"),
-            _header(page, visitor, state, ready),
-            tag("p", id="stale", role="status", class_="stale", hidden=True),
-            tag("main", tag("h1", page.title), page.body, id="main", tabindex=-1),
-            data_root=root,
-            data_refresh=page.refresh,
-            data_form=visitor.form if visitor is not None else None,
-        ),
-        lang="en",
+    static = f"{page.root}static/{assets_hash()}/"
+    styles = [
+        markup('<link rel="stylesheet" href="{}{}">', static, one)
+        for one in ("app.css", *page.styles)
+    ]
+    scripts = []
+    for one in ("app.js", *page.scripts):
+        vendored = one.startswith("vendor")
+        own = attributes(src=static + one, type=None if vendored else "module", defer=vendored)
+        scripts.append(markup("<script{}></script>", own))
+    data = attributes(
+        data_root=page.root,
+        data_refresh=page.refresh,
+        data_form=visitor.form if visitor is not None else None,
+    )
+    return markup(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><title>{} - gatekeeper</title>'
+        '<link rel="icon" href="{}icon.svg">{}{}</head>'
+        '<body{}><a href="#main" class="skip">Skip to the content</a>{}'
+        '<p id="stale" role="status" class="stale" hidden></p>'
+        '<main id="main" tabindex="-1"><h1>{}</h1>{}</main></body></html>',
+        page.title,
+        static,
+        styles,
+        scripts,
+        data,
+        _header(page, visitor, state, ready),
+        page.title,
+        page.body,
     )
 
 
 def _header(page: Page, visitor: Visitor | None, state: str, ready: bool) -> Html:
     root, here = page.root, page.path.partition("/")[0].partition("?")[0]
-    links = [
-        tag("li", tag("a", text, href=root + path, aria_current="page" if path == here else None))
-        for text, path in _PAGES
-    ]
+    links = []
+    for text, path in _PAGES:
+        own = attributes(href=root + path, aria_current="page" if path == here else None)
+        links.append(markup("<li><a{}>{}</a></li>", own, text))
     out = None
     if visitor is not None and visitor.cookie is not None:
-        out = tag(
-            "form",
+        out = markup(
+            '<form method="post" action="{}sign-out">{}<button class="quiet">Sign out {}</button>'
+            "</form>",
+            root,
             hidden("form", visitor.form),
-            tag("button", f"Sign out {visitor.name}", class_="quiet"),
-            method="post",
-            action=f"{root}sign-out",
+            visitor.name,
         )
-    return tag(
-        "header",
-        tag("span", "gatekeeper", class_="brand"),
+    return markup(
+        '<header><span class="brand">gatekeeper</span>{}{}{}</header>',
         badge("ok" if ready else "bad", state, id_="state"),
-        tag("nav", tag("ul", links), aria_label="Pages") if visitor is not None else None,
+        visitor and markup('<nav aria-label="Pages"><ul>{}</ul></nav>', links),
         out,
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -133,7 +133,6 @@ class OperatorState:
         """Open streams of events by client."""
         self.events_sent = 0
         """Events sent."""
-        self._encoded: dict[int, bytes] = {}
 
     def start(self) -> None:
         """Start to sample the counters every ten seconds. Idempotent."""
@@ -145,15 +144,6 @@ class OperatorState:
         self.series.close()
         if self._hosts is not None:
             await self._hosts.close()
-
-    def encoded(self, number: int, write: Callable[[], bytes]) -> bytes:
-        """Return the encoded decision of a number; `write` encodes it once for all streams."""
-        found = self._encoded.get(number)
-        if found is None:
-            if len(self._encoded) >= _MAX_ENCODED:
-                self._encoded.clear()
-            found = self._encoded[number] = write()
-        return found
 
     def _update_hosts(self) -> None:
         self.hosts.follow()
@@ -182,21 +172,19 @@ class OperatorState:
         """Return the sort order with a name; None for "host", the order by name."""
         if name == "host":
             return None
-        if name == "waiting":
-            waiting = self.waiting_by_host()
-            return HostOrder(name, lambda scope, _now: waiting[scope.name])
-        if name in ("allowed", "denied"):
-            counts = self.feed.counts
-            which = "allow" if name == "allowed" else "deny"
-            return HostOrder(name, lambda scope, _now: getattr(counts(scope.name), which))
-        if name == "status":
-            last = self.feed.last_status
-            return HostOrder(name, lambda scope, _now: (last(scope.name) or (0, 0.0))[0])
         if name == "state":
             return self.hosts.by_state
-        if name == "next":
-            return HostOrder(name, lambda scope, now: self.holdups.due(scope, now) - now)
-        return HostOrder(name, _KEYS[name])
+        counts, last, waiting = self.feed.counts, self.feed.last_status, self.waiting_by_host()
+        keys: dict[str, Callable[[Scope, float], float]] = {
+            "next": lambda scope, now: self.holdups.due(scope, now) - now,
+            "interval": lambda scope, _now: scope.interval,
+            "in_flight": lambda scope, _now: scope.in_flight,
+            "waiting": lambda scope, _now: waiting[scope.name],
+            "status": lambda scope, _now: (last(scope.name) or (0, 0.0))[0],
+            "allowed": lambda scope, _now: counts(scope.name).allow,
+            "denied": lambda scope, _now: counts(scope.name).deny,
+        }
+        return HostOrder(name, keys[name])
 
     def waiting_by_host(self) -> Counter[str]:
         """Return the number of requests that wait for a lease of each host."""
@@ -252,7 +240,7 @@ class OperatorState:
             age=now - waiter.since,
             expires_at=utc(wall + gives_up),
             left=gives_up,
-            priority=waiter.priority,
+            priority=waiter.wanted.priority,
             place=place,
             expected_at=self._expected(waiter.host, place, now, wall),
         )
@@ -281,15 +269,6 @@ class OperatorState:
         return utc(wall + due - now + (place - 1) * interval)
 
 
-_MAX_ENCODED: Final = 1024
-
-
-_KEYS: Final[dict[str, Callable[[Scope, float], float]]] = {
-    "interval": lambda scope, _now: scope.interval,
-    "in_flight": lambda scope, _now: scope.in_flight,
-}
-
-
 def host_body(
     state: OperatorState, host: str, *, waiting: int, fleet: Sequence[ScopeView] = ()
 ) -> HostBody:
@@ -301,9 +280,15 @@ def host_body(
     deciding = [c for c in clocks if c.kind == "interval" and c.decides and c.seconds is not None]
     longest = max(deciding, key=lambda one: one.seconds or 0.0, default=None)
     scope, record = state.scope(host), state.record(host)
-    standing = None
+    file: dict[str, Any] = {}
     if record is not None:
         standing = record.standing(Moment(now, wall))
+        file = {
+            "robots": standing.state.value,
+            "robots_status": standing.status,
+            "robots_fetched_at": utc(standing.fetched_at),
+            "robots_expires_at": utc(standing.expires_at),
+        }
     last, counts = state.feed.last_status(host), state.feed.counts(host)
     return HostBody(
         host=host,
@@ -315,10 +300,7 @@ def host_body(
         why=status.why,
         in_flight=scope.in_flight if scope is not None else 0,
         waiting=waiting,
-        robots=standing.state.value if standing is not None else None,
-        robots_status=standing.status if standing is not None else None,
-        robots_fetched_at=utc(standing.fetched_at) if standing is not None else None,
-        robots_expires_at=utc(standing.expires_at) if standing is not None else None,
+        **file,
         last_status=last[0] if last is not None else None,
         last_status_at=utc(last[1]) if last is not None else None,
         allowed=counts.allow,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -14,25 +13,9 @@ import msgspec
 from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.waiting import STATES
+from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.feeds import NAMES
-from gatekeeper.sidecar.pages.html import (
-    Child,
-    Html,
-    age,
-    badge,
-    details,
-    duration,
-    field,
-    hidden,
-    moment,
-    num,
-    num_head,
-    number,
-    row,
-    search_form,
-    table,
-    tag,
-)
+from gatekeeper.sidecar.pages.html import Child, Html, badge, markup, number, row
 from gatekeeper.sidecar.pages.shell import Page, Visitor
 
 if TYPE_CHECKING:
@@ -59,7 +42,6 @@ _BADGES: Final = {
 }
 
 
-@cache
 def state_badge(state: str | None) -> Html:
     """Return the badge for the state of a host or of a file."""
     return badge(_BADGES.get(state or "", "idle"), state or "none")
@@ -70,25 +52,14 @@ def state_badge(state: str | None) -> Html:
 
 def overview_page(service: Service, overview: Overview) -> Page:
     """The overview: first what needs attention, then numbers and charts."""
+    up = html.duration((overview.now - overview.started_at).total_seconds())
     body = [
         _attention(overview),
-        tag("section", _cards(overview), class_="cards", aria_label="Numbers"),
-        tag("h2", "The last hour"),
-        tag(
-            "div",
-            _chart("decisions", "Decisions per second"),
-            _chart("waits", "Wait for a lease, seconds"),
-            _chart("robots", "robots.txt fetches per 10 s"),
-            class_="charts",
-            data_keep="charts",
-        ),
+        markup('<section class="cards" aria-label="Numbers">{}</section>', _cards(overview)),
+        markup("<h2>The last hour</h2>"),
+        markup('<div class="charts" data-keep="charts">{}</div>', map(_chart, _CHARTS)),
         _recent_table(service),
-        tag(
-            "p",
-            f"{overview.user_agent}, version {overview.version}, up ",
-            duration((overview.now - overview.started_at).total_seconds()),
-            class_="note",
-        ),
+        html.paragraph(f"{overview.user_agent}, version {overview.version}, up {up}"),
     ]
     scripts = ("vendor/uPlot.iife.min.js", "charts.js")
     return Page("Overview", "", body, REFRESH, scripts, ("vendor/uPlot.min.css",))
@@ -97,10 +68,8 @@ def overview_page(service: Service, overview: Overview) -> Page:
 def _attention(overview: Overview) -> Html:
     warnings = list(_warnings(overview))
     if not warnings:
-        return tag("p", badge("ok", "Nothing needs attention."), class_="fine")
-    return tag(
-        "ul", [tag("li", one) for one in warnings], class_="look", aria_label="Needs attention"
-    )
+        return html.paragraph(badge("ok", "Nothing needs attention."), class_="fine")
+    return html.items(warnings, class_="look", label="Needs attention")
 
 
 def _warnings(overview: Overview) -> Iterator[Child]:
@@ -108,13 +77,11 @@ def _warnings(overview: Overview) -> Iterator[Child]:
     if not overview.ready:
         yield badge("bad", f"Not ready: {overview.state}")
     if not overview.reload.ok:
-        yield [
-            badge("bad", "The last reload failed"),
-            ": the previous settings are in force; see the log",
-        ]
+        text = ": the previous settings are in force; see the log"
+        yield [badge("bad", "The last reload failed"), text]
     if overview.reload.needs_restart:
         names = ", ".join(overview.reload.needs_restart)
-        yield [badge("warn", "A restart is needed"), " for ", tag("a", names, href="config")]
+        yield [badge("warn", "A restart is needed"), " for ", html.link("config", names)]
     if overview.fleet is not None and overview.fleet.get("state") != "connected":
         yield badge("bad", f"The store of the fleet is {overview.fleet.get('state')}")
     if blocked := states["blocked"]:
@@ -122,18 +89,12 @@ def _warnings(overview: Overview) -> Iterator[Child]:
     if paused := states["paused"]:
         yield [badge("warn", f"{number(paused)} paused"), " ", _hosts_link("paused")]
     if overview.oldest_wait is not None and overview.oldest_wait > 60:
-        yield [
-            badge("warn", f"A request has waited for {duration(overview.oldest_wait)}"),
-            " ",
-            tag("a", "see who waits", href="waiting"),
-        ]
+        said = f"A request has waited for {html.duration(overview.oldest_wait)}"
+        yield [badge("warn", said), " ", html.link("waiting", "see who waits")]
     if overview.overdue:
         leases = "lease is" if overview.overdue == 1 else "leases are"
-        yield [
-            badge("warn", f"{number(overview.overdue)} {leases} nearly over"),
-            " and not reported: ",
-            tag("a", "see them", href="waiting?state=held"),
-        ]
+        over = badge("warn", f"{number(overview.overdue)} {leases} nearly over")
+        yield [over, " and not reported: ", html.link("waiting?state=held", "see them")]
     if overview.rates["robots_failed"]:
         failed = int(overview.rates["robots_failed"])
         fetches = "fetch" if failed == 1 else "fetches"
@@ -141,7 +102,7 @@ def _warnings(overview: Overview) -> Iterator[Child]:
 
 
 def _hosts_link(state: str) -> Html:
-    return tag("a", f"{state} hosts", href=f"hosts?state={state}")
+    return html.link(f"hosts?state={state}", f"{state} hosts")
 
 
 def _cards(seen: Overview) -> Iterator[Html]:
@@ -161,7 +122,7 @@ def _cards(seen: Overview) -> Iterator[Html]:
     oldest = (
         "no request waits"
         if seen.oldest_wait is None
-        else f"the oldest for {duration(seen.oldest_wait)}"
+        else f"the oldest for {html.duration(seen.oldest_wait)}"
     )
     yield _card("Waiting", number(seen.waiting), oldest, "waiting")
     yield _card(
@@ -186,33 +147,36 @@ def _cards(seen: Overview) -> Iterator[Html]:
     yield _card(
         "Settings",
         "in force" if reload.ok else "reload failed",
-        ["read ", age(reload.at, seen.now)],
+        ["read ", html.age(reload.at, seen.now)],
         "config",
     )
 
 
 def _card(name: str, value: str, more: Child, link: str | None = None) -> Html:
-    title = tag("a", name, href=link) if link else name
-    return tag(
-        "div",
-        tag("h2", title),
-        tag("p", value, class_="value"),
-        tag("p", more, class_="more"),
-        class_="card",
+    return markup(
+        '<div class="card"><h2>{}</h2><p class="value">{}</p><p class="more">{}</p></div>',
+        html.link(link, name) if link else name,
+        value,
+        more,
     )
 
 
-def _chart(name: str, title: str) -> Html:
-    return tag(
-        "figure",
-        tag("figcaption", title),
-        tag(
-            "div",
-            class_="chart",
-            data_chart=name,
-            role="img",
-            aria_label=f"{title}: see the table below",
-        ),
+_CHARTS: Final = (
+    ("decisions", "Decisions per second"),
+    ("waits", "Wait for a lease, seconds"),
+    ("robots", "robots.txt fetches per 10 s"),
+)
+"""The charts of `charts.js`, with their titles."""
+
+
+def _chart(chart: tuple[str, str]) -> Html:
+    name, title = chart
+    return markup(
+        '<figure><figcaption>{}</figcaption><div class="chart" data-chart="{}" role="img" '
+        'aria-label="{}: see the table below"></div></figure>',
+        title,
+        name,
+        title,
     )
 
 
@@ -221,16 +185,16 @@ def _recent_table(service: Service) -> Html:
     body = service.operators.series.body()
     rows = [
         row(
-            moment(utc(at), f"{utc(at):%H:%M:%S}"),
-            *(num(number(body.values[name][n])) for name in NAMES),
+            html.moment(utc(at), f"{utc(at):%H:%M:%S}"),
+            *(html.num(number(body.values[name][n])) for name in NAMES),
         )
         for n, at in list(enumerate(body.times))[-1:-13:-1]
     ]
-    return details(
+    return html.details(
         "The last two minutes as a table",
-        table(
+        html.table(
             "The last two minutes",
-            ("until (UTC)", *(num_head(name.replace("_", " ")) for name in NAMES)),
+            ("until (UTC)", *(html.num_head(name.replace("_", " ")) for name in NAMES)),
             rows,
             empty="The first numbers appear ten seconds after the start.",
         ),
@@ -256,23 +220,18 @@ _COLUMNS: Final = (
 def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
     """A page of hosts. Its URL contains the filter, so that it can be shared."""
     now = utc(service.clock.wall())
+    more = None if listed.complete else " so far; the scan goes on"
     body = [
-        search_form(
+        html.search_form(
             "hosts",
-            field("Part of the name", "q", query.q, type="search"),
-            hidden("state", query.state),
-            hidden("sort", query.sort),
+            html.field("Part of the name", "q", query.q, type="search"),
+            html.hidden("state", query.state),
+            html.hidden("sort", query.sort),
             button="Filter",
         ),
         _state_links("hosts", query, {state: state for state in ("any", *STATES)}),
-        tag(
-            "p",
-            f"{number(listed.total)} hosts",
-            None if listed.complete else " so far; the scan goes on",
-            class_="note",
-            aria_live="polite",
-        ),
-        table(
+        html.paragraph(f"{number(listed.total)} hosts", more, aria_live="polite"),
+        html.table(
             "Hosts",
             [_head(column, text, query) for column, text in _COLUMNS],
             [_host_row(host, now) for host in listed.hosts],
@@ -285,30 +244,22 @@ def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
 
 def _no_hosts(query: HostQuery) -> Child:
     if query.q or query.state != "any" or query.page > 1:
-        return ["No host matches. ", tag("a", "Show all", href="hosts")]
-    return [
-        "No hosts yet. Ask about a URL: ",
-        tag("code", "curl -sG .../v1/check --data-urlencode url=https://example.org/"),
-    ]
+        return ["No host matches. ", html.link("hosts", "Show all")]
+    example = "curl -sG .../v1/check --data-urlencode url=https://example.org/"
+    return ["No hosts yet. Ask about a URL: ", html.code(example)]
 
 
 def _head(column: str | None, text: str, query: HostQuery) -> Html:
     if column is None:
-        return tag("th", text, scope="col")
+        return html.head(text)
     current = query.sort.lstrip("-") == column
     down = query.sort.startswith("-")
     # The first click sorts numbers from the greatest down, but names from the first up.
     sort = column if (current and down) or (not current and column == "host") else f"-{column}"
     sign = (" ▼" if down else " ▲") if current else ""
-    return tag(
-        "th",
-        tag(
-            "a",
-            text,
-            tag("span", sign, aria_hidden="true"),
-            href=_address("hosts", query, sort=sort, page=1),
-        ),
-        scope="col",
+    address = _address("hosts", query, sort=sort, page=1)
+    return html.head(
+        markup('<a href="{}">{}<span aria-hidden="true">{}</span></a>', address, text, sign),
         class_=None if column in ("host", "state") else "num",
         aria_sort=("descending" if down else "ascending") if current else None,
     )
@@ -319,17 +270,18 @@ def _host_row(host: HostBody, now: datetime) -> Html:
 
     Rows are most of what a browser has to draw, and the other values stand out more.
     """
+    interval = None if host.interval is None else html.duration(host.interval)
     return row(
-        tag("th", tag("a", host.host, href=f"hosts/{quote(host.host, safe='')}"), scope="row"),
+        html.row_head(html.link(f"hosts/{quote(host.host, safe='')}", host.host)),
         state_badge(host.state),
-        host.robots and [state_badge(host.robots), " ", age(host.robots_fetched_at, now)],
-        num(None if host.interval is None else duration(host.interval), title=host.interval_source),
-        num(host.in_flight or None),
-        num(host.waiting or None),
-        num(_due(host, now)),
-        num(host.last_status),
-        num(host.allowed or None),
-        num(host.denied or None),
+        host.robots and [state_badge(host.robots), " ", html.age(host.robots_fetched_at, now)],
+        html.num(interval, title=host.interval_source),
+        html.num(host.in_flight or None),
+        html.num(host.waiting or None),
+        html.num(_due(host, now)),
+        html.num(host.last_status),
+        html.num(host.allowed or None),
+        html.num(host.denied or None),
         id_=f"host-{host.host}",
     )
 
@@ -340,7 +292,7 @@ def _due(host: HostBody, now: datetime) -> Child:
     if host.next_at is None:
         return {"busy": "after the lease", "free": "now"}.get(host.state, "not known")
     left = (host.next_at - now).total_seconds()
-    return "now" if left <= 0 else moment(host.next_at, duration(math.ceil(left)))
+    return "now" if left <= 0 else html.moment(host.next_at, html.duration(math.ceil(left)))
 
 
 def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
@@ -361,36 +313,28 @@ def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
 
 def _state_links(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, str]) -> Html:
     """Return links to the same page for each state; `states` maps values to their labels."""
-    links = [
-        tag(
-            "a",
-            text,
-            href=_address(path, query, state=state, page=1),
-            aria_current="true" if state == query.state else None,
-        )
-        for state, text in states.items()
-    ]
-    return tag("nav", links, class_="chips", aria_label="State")
+    links = []
+    for state, text in states.items():
+        here = "true" if state == query.state else None
+        href = _address(path, query, state=state, page=1)
+        own = html.attributes(href=href, aria_current=here)
+        links.append(markup("<a{}>{}</a>", own, text))
+    return markup('<nav class="chips" aria-label="State">{}</nav>', links)
 
 
 def _pager(path: str, query: HostQuery | LeaseQuery, pages: int) -> Html | None:
     if pages <= 1:
         return None
     links: list[Child] = []
-    for text, page in (
-        ("First", 1),
-        ("Previous", query.page - 1),
-        ("Next", query.page + 1),
-        ("Last", pages),
-    ):
+    pages_by_name = {"First": 1, "Previous": query.page - 1, "Next": query.page + 1, "Last": pages}
+    for text, page in pages_by_name.items():
         if 1 <= page <= pages and page != query.page:
-            links += [tag("a", text, href=_address(path, query, page=page)), " "]
-    return tag(
-        "nav",
-        f"Page {number(query.page)} of {number(pages)} ",
+            links += [html.link(_address(path, query, page=page), text), " "]
+    return markup(
+        '<nav class="pager" aria-label="Pages of the table">Page {} of {} {}</nav>',
+        number(query.page),
+        number(pages),
         links,
-        class_="pager",
-        aria_label="Pages of the table",
     )
 
 
@@ -415,19 +359,16 @@ _SENTENCES: Final = {
 def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor: Visitor) -> Page:
     """The page of one host: its clocks and their sources, files, waiters, leases and actions."""
     now = utc(service.clock.wall())
+    none = html.paragraph("No clock is running: a request may start now.", class_="empty")
+    clocks = html.items(map(_sentence, host.clocks), class_="clocks")
     body = [
-        tag("p", state_badge(host.state), " ", _status(host, now), class_="lead"),
-        tag("h2", "Clocks"),
-        tag("ul", [tag("li", _sentence(view)) for view in host.clocks], class_="clocks")
-        if host.clocks
-        else tag("p", "No clock is running: a request may start now.", class_="empty"),
+        html.paragraph(state_badge(host.state), " ", _status(host, now), class_="lead"),
+        markup("<h2>Clocks</h2>{}", clocks if host.clocks else none),
         _fleet_holds(host, now),
-        tag("h2", "robots.txt"),
-        _origins(service, host.host, now),
-        tag("h2", "Waiting requests and leases"),
+        markup("<h2>robots.txt</h2>{}", _origins(service, host.host, now)),
+        markup("<h2>Waiting requests and leases</h2>"),
         _leases_table(leases, visitor, now, root="../"),
-        tag("h2", "Actions"),
-        _actions(service, host, visitor),
+        markup("<h2>Actions</h2>{}", _actions(service, host, visitor)),
     ]
     return Page(host.host, f"hosts/{quote(host.host, safe='')}", body, REFRESH)
 
@@ -444,32 +385,30 @@ def _fleet_holds(host: HostBody, now: datetime) -> Child:
         notes += ["paused"] if scope.paused else []
         notes += [f"{number(scope.day_pages)} pages today"] if scope.day_pages else []
         text = f": {', '.join(notes)}" if notes else ""
-        holds = [tag("li", f"{one.member}: since ", age(one.since, now)) for one in scope.holds]
-        rows.append(
-            tag("li", tag("strong", scope.scope), text, tag("ul", holds) if holds else None)
-        )
-    return [tag("h2", "Held by members of the fleet"), tag("ul", rows, class_="clocks")]
+        held = [[f"{one.member}: since ", html.age(one.since, now)] for one in scope.holds]
+        holds = html.items(held) if held else None
+        rows.append(markup("<strong>{}</strong>{}{}", scope.scope, text, holds))
+    return [markup("<h2>Held by members of the fleet</h2>"), html.items(rows, class_="clocks")]
 
 
 def _status(host: HostBody, now: datetime) -> Child:
     if host.state == "paused":
         return "No request starts until it is resumed."
     if host.next_at is not None and host.next_at > now:
-        return ["The next request may start ", age(host.next_at, now), "."]
+        return ["The next request may start ", html.age(host.next_at, now), "."]
     if host.state == "busy":
         return f"{host.in_flight} in flight; the next may start when one ends or is answered."
     return "A request may start now." if host.state == "free" else "No request starts now."
 
 
 def _sentence(view: ClockView) -> Child:
-    seconds = "" if view.seconds is None else duration(view.seconds)
+    seconds = "" if view.seconds is None else html.duration(view.seconds)
     text = _SENTENCES.get(view.kind, view.kind).format(seconds=seconds)
     source = str(view).partition(f": {view.kind}: ")[2] if view.kind == "block" else view.source
     return [
-        tag("strong", view.scope),
-        f" {text}: {source}",
-        tag("em", " This one applies.") if view.decides else None,
-        tag("em", " pacing.max_interval limits it.") if view.clamped else None,
+        markup("<strong>{}</strong> {}: {}", view.scope, text, source),
+        markup("<em> This one applies.</em>") if view.decides else None,
+        markup("<em> pacing.max_interval limits it.</em>") if view.clamped else None,
     ]
 
 
@@ -479,28 +418,29 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
     for origin in service.operators.origins(host):
         record = service.gate.parts.directory.recall(origin)
         if record is None:
-            rows.append(row(tag("th", origin, scope="row"), state_badge(None), *([None] * 5)))
+            rows.append(row(html.row_head(origin), state_badge(None), *([None] * 5)))
             continue
         standing = record.standing(Moment(clock.monotonic(), clock.wall()))
         text = standing.robots
+        explain, history = urlencode({"url": origin + "/"}), urlencode({"origin": origin})
         links = [
-            tag("a", "explain", href=f"../explain?{urlencode({'url': origin + '/'})}"),
+            html.link(f"../explain?{explain}", "explain"),
             " ",
-            tag("a", "history", href=f"../history?{urlencode({'origin': origin})}"),
+            html.link(f"../history?{history}", "history"),
         ]
         findings = 0
         if text is not None:
             findings = bool(service.gate.parts.directory.coding(origin)) + len(text.findings)
         rows.append(
             row(
-                tag("th", origin, scope="row"),
+                html.row_head(origin),
                 [
                     state_badge(standing.state.value),
                     None if text is not None else f" {standing.reason.value.replace('_', ' ')}",
                 ],
-                num("-" if standing.status is None else standing.status),
-                age(utc(standing.fetched_at), now),
-                age(utc(standing.expires_at), now),
+                html.num("-" if standing.status is None else standing.status),
+                html.age(utc(standing.fetched_at), now),
+                html.age(utc(standing.expires_at), now),
                 [
                     "-" if text is None else f"{number(text.size)} bytes",
                     f", {findings} findings" if findings else None,
@@ -509,9 +449,9 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
                 links,
             )
         )
-    return table(
+    return html.table(
         "Origins and their files",
-        ("Origin", "State", num_head("Status"), "Fetched", "Expires", "Text", "More"),
+        ("Origin", "State", html.num_head("Status"), "Fetched", "Expires", "Text", "More"),
         rows,
         empty="No robots.txt of this host is in memory.",
     )
@@ -539,19 +479,22 @@ _ACTIONS: Final = {
 
 def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
     if "admin" not in visitor.roles:
-        return tag("p", "Your token has no admin role: you can only look.", class_="empty")
+        said = "Your token has no admin role: you can only look."
+        return html.paragraph(said, class_="empty")
     fields = (
-        field("Seconds", "seconds", "600", type="number", min=0, required=True),
-        field("Reason", "reason", "operator", maxlength=200),
+        html.field("Seconds", "seconds", "600", type="number", min=0, required=True),
+        html.field("Reason", "reason", "operator", maxlength=200),
     )
     paused = host.state == "paused"
-    return tag(
-        "div",
-        _action(service, visitor, host.host, "refresh", "{}"),
-        _action(service, visitor, host.host, "resume" if paused else "pause", "{}"),
-        _action(service, visitor, host.host, "block", '{"seconds": 600}', *fields),
-        class_="actions",
-        data_keep=f"actions {paused}",  # keeps what was typed until the set of actions changes
+    # What was typed is kept until the set of actions changes.
+    return markup(
+        '<div class="actions" data-keep="{}">{}</div>',
+        f"actions {paused}",
+        [
+            _action(service, visitor, host.host, "refresh", "{}"),
+            _action(service, visitor, host.host, "resume" if paused else "pause", "{}"),
+            _action(service, visitor, host.host, "block", '{"seconds": 600}', *fields),
+        ],
     )
 
 
@@ -560,17 +503,11 @@ def _action(
 ) -> Html:
     text, consequence = _ACTIONS[action]
     path = f"hosts/{quote(host, safe='')}/{action}"
-    return details(
+    json = "-H 'Content-Type: application/json'"
+    curl = f"curl -X POST {_base_url(service)}/v1/{path} {json} -d '{body}'"
+    return html.details(
         text,
-        tag("p", consequence),
-        tag(
-            "p",
-            tag(
-                "code",
-                f"curl -X POST {_base_url(service)}/v1/{path} -H 'Content-Type: "
-                f"application/json' -d '{body}'",
-            ),
-        ),
+        markup("<p>{}</p><p>{}</p>", consequence, html.code(curl)),
         _action_form(visitor, f"../{path}", f"{text} now", fields),
         class_="action",
         id=f"action-{action}",
@@ -579,13 +516,12 @@ def _action(
 
 def _action_form(visitor: Visitor, action: str, button: str, fields: Child = None) -> Html:
     """Return a form that changes something; it carries the secret of this visitor's pages."""
-    return tag(
-        "form",
-        hidden("form", visitor.form),
+    return markup(
+        '<form method="post" action="{}">{}{}<button class="act">{}</button></form>',
+        action,
+        html.hidden("form", visitor.form),
         fields,
-        tag("button", button, class_="act"),
-        method="post",
-        action=action,
+        button,
     )
 
 
@@ -606,52 +542,46 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
     now = utc(service.clock.wall())
     states = {"any": "all", "waiting": f"waiting {listed.waiting}", "held": f"held {listed.held}"}
     body = [
-        search_form(
+        html.search_form(
             "waiting",
-            field("Part of the host", "host", query.host, type="search"),
-            field("Client", "client", query.client or "", type="search"),
-            hidden("state", query.state),
+            html.field("Part of the host", "host", query.host, type="search"),
+            html.field("Client", "client", query.client or "", type="search"),
+            html.hidden("state", query.state),
             button="Filter",
         ),
         _state_links("waiting", query, states),
-        tag("p", f"{number(listed.total)} in total", class_="note", aria_live="polite"),
-        _leases_table(listed.leases, visitor, now, root="./", hosts=True),
+        html.paragraph(f"{number(listed.total)} in total", aria_live="polite"),
+        _leases_table(listed.leases, visitor, now, root="./"),
         _pager("waiting", query, listed.pages),
     ]
     return Page("Waiting", "waiting", body, REFRESH)
 
 
-def _leases_table(
-    leases: list[LeaseView], visitor: Visitor, now: datetime, *, root: str, hosts: bool = False
-) -> Html:
-    heads = ["State", "URL", "Client", "Since", "Ends", "Expected", "Action"]
-    if hosts:
-        heads.insert(1, "Host")
-    return table(
+def _leases_table(leases: list[LeaseView], visitor: Visitor, now: datetime, *, root: str) -> Html:
+    return html.table(
         "Leases and waiting requests",
-        heads,
-        [_lease_row(lease, visitor, now, root=root, hosts=hosts) for lease in leases],
+        ("State", "Host", "URL", "Client", "Since", "Ends", "Expected", "Action"),
+        [_lease_row(lease, visitor, now, root) for lease in leases],
         empty="No request is waiting, and no lease is out.",
     )
 
 
-def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, *, root: str, hosts: bool) -> Html:
+def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, root: str) -> Html:
     place: Child = None
     if one.state == "waiting":
-        when = "after an event" if one.expected_at is None else age(one.expected_at, now)
+        when = "after an event" if one.expected_at is None else html.age(one.expected_at, now)
         place = [f"number {one.place}, ", when]
-    cells: list[Child] = [
-        tag("th", badge("ok" if one.state == "held" else "warn", one.state), scope="row"),
-        tag("td", one.url, class_="url"),
+    return row(
+        html.row_head(badge("ok" if one.state == "held" else "warn", one.state)),
+        html.link(f"{root}hosts/{quote(one.host, safe='')}", one.host),
+        html.text_cell(one.url),
         one.client,
-        age(one.since, now),
-        age(one.expires_at, now),
+        html.age(one.since, now),
+        html.age(one.expires_at, now),
         place,
         _drop(one, visitor, root),
-    ]
-    if hosts:
-        cells.insert(1, tag("a", one.host, href=f"{root}hosts/{quote(one.host, safe='')}"))
-    return row(*cells, id_=f"lease-{one.id}" if one.id else None)
+        id_=f"lease-{one.id}" if one.id else None,
+    )
 
 
 def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
@@ -663,7 +593,7 @@ def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
     )
     action = f"{root}leases/{quote(lease.id, safe='')}/drop"
     form = _action_form(visitor, action, "Drop this lease now")
-    return details("Drop", tag("p", consequence), form, class_="action")
+    return html.details("Drop", markup("<p>{}</p>", consequence), form, class_="action")
 
 
 # --- settings ---------------------------------------------------------------------------------
@@ -675,32 +605,24 @@ def config_page(config: ConfigBody) -> Page:
     for setting in config.settings:
         section, _, name = setting.name.rpartition(".")
         value = "not set" if setting.value is None else msgspec.json.encode(setting.value).decode()
+        changed = setting.source != "default"
         marks = [
             badge("warn", "waits for a restart") if setting.pending else None,
             "a restart" if setting.needs_restart else "a reload",
         ]
         sections.setdefault(section, []).append(
             row(
-                tag("th", tag("code", name), scope="row"),
-                tag("td", tag("code", value), class_="url"),
-                tag("em", setting.source) if setting.source != "default" else setting.source,
+                html.row_head(html.code(name)),
+                html.text_cell(html.code(value)),
+                markup("<em>{}</em>", setting.source) if changed else setting.source,
                 marks,
-                class_="set" if setting.source != "default" else None,
+                class_="set" if changed else None,
             )
         )
-    body: list[Child] = [
-        tag(
-            "p",
-            "Values other than the defaults stand out. The last column says "
-            "what applies a change of the file.",
-            class_="note",
-        )
-    ]
+    said = "Values other than the defaults stand out. The last column says what applies a change "
+    body: list[Child] = [html.paragraph(said, "of the file.")]
+    heads = ("Setting", "Value", "From", "Changed by")
     for section, rows in sections.items():
-        body.append(tag("h2", f"[{section}]" if section else "General"))
-        body.append(
-            table(
-                f"Settings of {section or 'all'}", ("Setting", "Value", "From", "Changed by"), rows
-            )
-        )
+        body.append(markup("<h2>{}</h2>", f"[{section}]" if section else "General"))
+        body.append(html.table(f"Settings of {section or 'all'}", heads, rows))
     return Page("Config", "config", body, 15.0)

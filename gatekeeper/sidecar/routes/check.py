@@ -9,15 +9,8 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import (
-    Batch,
-    Decisions,
-    Explanation,
-    FetchStory,
-    Timing,
-    UserAgent,
-    encode,
-)
+from gatekeeper.client import wire
+from gatekeeper.client.wire import UserAgent
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, Reason, State
@@ -31,7 +24,6 @@ from gatekeeper.sidecar.exchange import (
     Route,
     decode,
     json_response,
-    read_body,
     read_query,
 )
 from gatekeeper.sidecar.inline import InlineCall, read_inline_body
@@ -63,7 +55,7 @@ def check_url_inline(service: Service, call: InlineCall) -> bytes | None:
     if decision is None:
         return None
     service.decided(decision, call)
-    return encode(decision)
+    return wire.encode(decision)
 
 
 def _read_question(text: str) -> CheckQuery:
@@ -75,7 +67,7 @@ def _read_question(text: str) -> CheckQuery:
 
 async def check_urls(service: Service, call: Call) -> web.StreamResponse:
     """Check a batch of URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
-    batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
+    batch = await call.body(wire.Batch)
     max_batch = service.config.server.max_batch
     if len(batch.urls) > max_batch:
         raise Problem(
@@ -88,7 +80,7 @@ async def check_urls(service: Service, call: Call) -> web.StreamResponse:
 def check_urls_inline(service: Service, call: InlineCall) -> bytes | None:
     """`check_urls`, if the batch is short and every file is cached. Return None otherwise."""
     server, answers = service.config.server, service.answers
-    batch = read_inline_body(call, Batch, limit=server.max_body)
+    batch = read_inline_body(call, wire.Batch, limit=server.max_body)
     if len(batch.urls) > min(server.max_batch, answers.max_batch):
         return None
     decisions = answers.decide_all(batch.urls, user_agent=batch.user_agent)
@@ -154,7 +146,7 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
     sitemaps: tuple[str, ...]
     licenses: tuple[str, ...]
     hosts: tuple[str, ...]
-    timing: Timing
+    timing: wire.Timing
     content_signal: dict[str, str]
     findings: tuple[Finding, ...]
     version: str | None = None
@@ -165,10 +157,10 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 async def explain_url(service: Service, call: Call) -> web.StreamResponse:
     """Explain a decision: the text, every rule that matched, and how the file was fetched."""
-    return json_response(await explanation(service, read_query(call.query, CheckQuery), call))
+    return json_response(await explanation(service, call.parameters(CheckQuery), call))
 
 
-async def explanation(service: Service, query: CheckQuery, call: Call) -> Explanation:
+async def explanation(service: Service, query: CheckQuery, call: Call) -> wire.Explanation:
     """Build the answer of `GET /v1/explain`. Raises what `Gatekeeper.check` raises."""
     gate, agent = service.gate, query.user_agent
     decision = await gate.check(query.url, user_agent=agent)
@@ -176,15 +168,15 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
     held = decision.reason in (Reason.HOST_BLOCKED, Reason.HOST_PAUSED)
     if held or decision.state is None or decision.state is State.OVERRIDE:
         # The guard or the operator decided, or the host is held: no file is fetched now.
-        return Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
+        return wire.Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
     robots = await gate.robots(query.url)
     policy = await gate.policy(query.url, user_agent=agent)
     body = await gate.parts.questions.source(query.url)
-    return Explanation(
+    return wire.Explanation(
         decision=decision,
         robots_txt=None if body is None else body.decode("utf-8", "replace"),
         candidates=policy.match(query.url).candidates if robots is not None else (),
-        fetch=FetchStory(
+        fetch=wire.FetchStory(
             status=decision.robots_status,
             fetched_at=decision.fetched_at,
             expires_at=decision.expires_at,
@@ -201,13 +193,13 @@ async def explain_text(service: Service, call: Call) -> web.StreamResponse:
 
     Nothing is fetched, stored, counted or logged.
     """
-    question = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
+    question = await call.body(WhatIf)
     # Half a megabyte takes a tenth of a second, during which the loop goes on.
     answer = await asyncio.to_thread(what_if_explanation, service, question)
     return json_response(answer)
 
 
-def what_if_explanation(service: Service, question: WhatIf) -> Explanation:
+def what_if_explanation(service: Service, question: WhatIf) -> wire.Explanation:
     """Build the answer of `POST /v1/explain`. Raises InvalidURL or ConfigError."""
     limit = service.config.fetch.max_body
     body = question.robots_txt.encode("utf-8", "surrogatepass")
@@ -220,14 +212,14 @@ def what_if_explanation(service: Service, question: WhatIf) -> Explanation:
     policy, wall = parts.decider.policy_of(text, agent), parts.clock.wall()
     decision = parts.decider.what_if(question.url, target, agent, policy, outcome.row, wall)
     candidates = policy.match(question.url).candidates if outcome.row.verdict is None else ()
-    return Explanation(
+    return wire.Explanation(
         decision=decision, robots_txt=question.robots_txt, candidates=candidates, fetch=None
     )
 
 
 async def get_robots(service: Service, call: Call) -> web.StreamResponse:
     """Show the parsed robots.txt of an origin, or a past version: groups, timing, findings."""
-    query = read_query(call.query, RobotsQuery)
+    query = call.parameters(RobotsQuery)
     gate = service.gate
     target = urls.parse(query.origin)
     if query.version is not None:
@@ -267,7 +259,7 @@ def _describe_file(
         sitemaps=text.sitemaps,
         licenses=text.licenses,
         hosts=text.hosts,
-        timing=Timing.of(policy),
+        timing=wire.Timing.of(policy),
         content_signal=dict(policy.content_signal),
         findings=() if robots is None else sent + robots.findings,
         **fields,
@@ -312,7 +304,7 @@ def as_read(service: Service, body: bytes) -> RobotsTxt:
 
 async def get_history(service: Service, call: Call) -> web.StreamResponse:
     """List the versions of an origin's robots.txt, and when each was seen. Needs a storage."""
-    query = read_query(call.query, HistoryQuery)
+    query = call.parameters(HistoryQuery)
     entries = await service.gate.history(query.origin)
     versions = tuple(
         Version(
@@ -342,8 +334,8 @@ ROUTES = (
         "POST",
         "/v1/check",
         check_urls,
-        body=Batch,
-        answers={200: Decisions},
+        body=wire.Batch,
+        answers={200: wire.Decisions},
         needs=CHECK,
         inline=check_urls_inline,
     ),
@@ -352,7 +344,7 @@ ROUTES = (
         "/v1/explain",
         explain_url,
         query=CheckQuery,
-        answers={200: Explanation},
+        answers={200: wire.Explanation},
         needs=CHECK,
     ),
     Route(
@@ -360,7 +352,7 @@ ROUTES = (
         "/v1/explain",
         explain_text,
         body=WhatIf,
-        answers={200: Explanation},
+        answers={200: wire.Explanation},
         needs=CHECK,
     ),
     Route(

@@ -28,8 +28,8 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
-from gatekeeper.sidecar.exchange import CRAWL, OCTETS, Call, Problem, Route, read_query
-from gatekeeper.sidecar.routes.operators import open_stream
+from gatekeeper.sidecar.exchange import CRAWL, OCTETS, Call, Problem, Route
+from gatekeeper.sidecar.routes.operators import open_stream, stream_response
 from gatekeeper.sidecar.waiting import draining
 from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
 
@@ -110,7 +110,7 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
     """Fetch a page politely: decide, wait for the host, then stream the site's response."""
-    query = read_query(call.query, FetchQuery)
+    query = call.parameters(FetchQuery)
     async with time_limit(service) as end:
         return await _follow(service, call, query.url, end)
 
@@ -312,7 +312,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
     A line has `url`, `lastmod` and `source`, or a `finding`: what is wrong with a sitemap. If the
     connection breaks off, the list is not complete.
     """
-    query = read_query(call.query, SitemapsQuery)
+    query = call.parameters(SitemapsQuery)
     found = sitemaps_of(
         service.gate,
         query.origin,
@@ -324,16 +324,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
     with open_stream(service, call.client), service.streams:
         async with contextlib.aclosing(found):
             entry = await _next_entry(service, found)  # an error before it has its own status
-            response = web.StreamResponse(
-                headers={
-                    "Content-Type": f"{JSON_LINES}; charset=utf-8",
-                    "Cache-Control": "no-store",
-                    "X-Accel-Buffering": "no",  # otherwise nginx would buffer lines
-                    "X-Content-Type-Options": "nosniff",
-                    "X-Request-Id": call.id,
-                    "Server": "gatekeeper",
-                }
-            )
+            response = stream_response(call, JSON_LINES)
             await response.prepare(call.request)
             if call.request.method == "HEAD":
                 return response

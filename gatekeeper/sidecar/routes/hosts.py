@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -24,8 +25,6 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Route,
     json_response,
-    read_body,
-    read_query,
 )
 from gatekeeper.sidecar.pages.state import host_body
 
@@ -82,7 +81,7 @@ class HostList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
     """List a page of the hosts in memory, filtered and sorted by the service."""
-    return json_response(await host_list(service, read_query(call.query, HostQuery)))
+    return json_response(await host_list(service, call.parameters(HostQuery)))
 
 
 async def host_list(service: Service, query: HostQuery) -> HostList:
@@ -116,59 +115,70 @@ async def get_host(service: Service, call: Call) -> web.StreamResponse:
 
 async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant no leases at the host until `resume`."""
-    await _require_empty_body(service, call)
+    await call.body(EmptyObject)
     await service.gate.pause(_host_in_path(call))
-    return json_response(await host_of(service, _host_in_path(call)))
+    return await get_host(service, call)
 
 
 async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant leases at the host again."""
-    await _require_empty_body(service, call)
+    await call.body(EmptyObject)
     await service.gate.resume(_host_in_path(call))
-    return json_response(await host_of(service, _host_in_path(call)))
+    return await get_host(service, call)
 
 
 async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
     """Fetch robots.txt again: of `origin`, or of both schemes of the host as far as cached."""
-    request = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
+    request = await call.body(RefreshBody)
     host = _host_in_path(call)
+    name = f"[{host}]" if ":" in host else host
+    schemes = (f"https://{name}", f"http://{name}")
+    origins = [one for one in schemes if service.gate.peek(one + "/") is not None]
     if request.origin is not None:
         target = urls.parse(request.origin)
         if target.host != host:
             raise Problem(400, "bad-request", "body: `origin` belongs to another host")
         origins = [target.origin]
-    else:
-        name = f"[{host}]" if ":" in host else host
-        schemes = (f"https://{name}", f"http://{name}")
-        known = [o for o in schemes if service.gate.peek(o + "/") is not None]
-        origins = known or [f"https://{name}"]
+    later = await refresh(service, origins or [f"https://{name}"])
+    await service.settle()
+    return json_response(await host_of(service, host), status=202 if later else 200)
+
+
+async def refresh(service: Service, origins: Iterable[str]) -> bool:
+    """Fetch the robots.txt of these origins again.
+
+    Return whether that goes on in the background. Raises what a refresh raises, and Problem 503.
+    """
     started = [service.background(service.gate.refresh(origin)) for origin in origins]
     tasks = {task for task in started if task is not None}
     if not tasks:
         raise Problem(503, "full", "too many refreshes are running already", wait=5)
     # The fetch waits for a lease of the host, which a pause or a block can delay for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH_SECONDS)
-    later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
-    await service.settle()
-    return json_response(await host_of(service, host), status=202 if later else 200)
+    errors = [error for task in done if (error := task.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, LeaseTimeout):
+            raise error
+    return bool(going_on or errors)
 
 
 async def block_host(service: Service, call: Call) -> web.StreamResponse:
     """Send no request to the host before a given moment."""
-    request = await read_body(call.request, BlockBody, limit=service.config.server.max_body)
-    if (request.seconds is None) == (request.until is None):
+    request = await call.body(BlockBody)
+    await block(service, _host_in_path(call), request)
+    return await get_host(service, call)
+
+
+async def block(service: Service, host: str, wanted: BlockBody) -> None:
+    """Block the host, or lift its block. Raises Problem 400."""
+    if (wanted.seconds is None) == (wanted.until is None):
         raise Problem(400, "bad-request", "body: one of `seconds` and `until` is needed")
     until = (
-        request.until.timestamp()
-        if request.until is not None
-        else service.clock.wall() + (request.seconds or 0.0)
+        wanted.until.timestamp()
+        if wanted.until is not None
+        else service.clock.wall() + (wanted.seconds or 0.0)
     )
-    await service.gate.block(_host_in_path(call), until, request.reason)
-    return json_response(await host_of(service, _host_in_path(call)))
-
-
-async def _require_empty_body(service: Service, call: Call) -> None:
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await service.gate.block(host, until, wanted.reason)
 
 
 def _host_in_path(call: Call) -> str:

@@ -10,14 +10,7 @@ from gatekeeper import urls
 from gatekeeper.client.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
-from gatekeeper.sidecar.exchange import (
-    CRAWL,
-    Call,
-    Problem,
-    Route,
-    json_response,
-    read_body,
-)
+from gatekeeper.sidecar.exchange import CRAWL, Call, Problem, Route, json_response
 from gatekeeper.sidecar.inline import InlineCall, read_inline_body
 from gatekeeper.sidecar.leases import ClientLease
 
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
 async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
     """Acquire a lease once the host is due, or get 429 if it is not within `wait`."""
     server = service.config.server
-    body = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
+    body = await call.body(LeaseRequestBody)
     if body.wait > server.max_wait:
         raise Problem(
             400,
@@ -71,7 +64,7 @@ async def renew_lease(service: Service, call: Call) -> web.StreamResponse:
     """Renew a lease: it ends `ttl` seconds from now."""
     wanted = Renewal()
     if call.request.body_exists:
-        wanted = await read_body(call.request, Renewal, limit=service.config.server.max_body)
+        wanted = await call.body(Renewal)
     return json_response(_body(service.leases.renew(call.params["id"], wanted.ttl)))
 
 
@@ -79,7 +72,7 @@ async def report_lease(service: Service, call: Call) -> web.StreamResponse:
     """Report how the site answered, which ends the lease. The first report is final."""
     reported = LeaseReport()
     if call.request.body_exists:
-        reported = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
+        reported = await call.body(LeaseReport)
     left_over = service.leases.report(call.params["id"], reported)
     if left_over is not None:
         await _block(service, left_over.url, reported)

@@ -16,16 +16,7 @@ from aiohttp import web
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
 from gatekeeper.decision import Decision, Reason
-from gatekeeper.sidecar.exchange import (
-    Call,
-    EmptyObject,
-    PageQuery,
-    Problem,
-    Route,
-    json_response,
-    read_body,
-    read_query,
-)
+from gatekeeper.sidecar.exchange import Call, EmptyObject, PageQuery, Problem, Route, json_response
 from gatekeeper.sidecar.logs import DecisionEvent
 from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody, retrievals
 from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
@@ -134,7 +125,7 @@ class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_leases(service: Service, call: Call) -> web.StreamResponse:
     """A page of the leases that clients hold, and of the requests that wait for one."""
-    return json_response(lease_list(service, read_query(call.query, LeaseQuery)))
+    return json_response(lease_list(service, call.parameters(LeaseQuery)))
 
 
 def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
@@ -160,7 +151,7 @@ def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
 
 async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease whose client is believed to be gone; it counts as used."""
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await call.body(EmptyObject)
     service.leases.drop(call.params["id"])
     return web.Response(status=204)
 
@@ -235,20 +226,11 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     A client that reads too slowly, or whose filter selects more than 250 decisions each 0.1 s, is
     told how many it missed.
     """
-    query = read_query(call.query, EventQuery)
+    query = call.parameters(EventQuery)
     request = call.request
     last = request.headers.get("Last-Event-ID", query.last_event_id)
     stream = _EventStream(service, query, last)
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",  # otherwise nginx would buffer events
-            "X-Content-Type-Options": "nosniff",
-            "X-Request-Id": call.id,
-            "Server": "gatekeeper",
-        }
-    )
+    response = stream_response(call, "text/event-stream")
     with open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
@@ -269,6 +251,20 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
             await service.clock.sleep(TICK)
         await response.write(b"event: bye\ndata: {}\n\n")
     return response
+
+
+def stream_response(call: Call, kind: str) -> web.StreamResponse:
+    """Return the response of a stream of texts, whose head is not sent yet."""
+    return web.StreamResponse(
+        headers={
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",  # otherwise nginx would hold texts back
+            "X-Content-Type-Options": "nosniff",
+            "X-Request-Id": call.id,
+            "Server": "gatekeeper",
+        }
+    )
 
 
 @contextlib.contextmanager
@@ -350,7 +346,7 @@ class _EventStream:
                 self._dropped += missed
                 data = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % data)
-            parts += map(self._event, wanted[-most:])
+            parts += map(_encode, wanted[-most:])
             self._state.events_sent += len(wanted[-most:])
         if parts:
             self._sent_at = now
@@ -359,12 +355,9 @@ class _EventStream:
             parts.append(b"id: %s-%d\nevent: beat\ndata: {}\n\n" % (_PREFIX.encode(), self._cursor))
         return b"".join(parts)
 
-    def _event(self, given: GivenDecision) -> bytes:
-        return self._state.encoded(given.number, lambda: _encode(given))
-
 
 def _encode(given: GivenDecision) -> bytes:
-    """Encode the event of a decision, as it is sent to all streams."""
+    """Encode the event of a decision."""
     decision = given.decision
     event = DecisionEvent.of(decision, given.request, given.client, at=given.at, url=decision.url)
     data = msgspec.json.encode(event)
@@ -406,18 +399,17 @@ async def get_configuration(service: Service, call: Call) -> web.StreamResponse:
 
 def config_body(service: Service) -> ConfigBody:
     """Return all effective settings, in the order of the sections."""
-    return ConfigBody(list(_settings(service)))
-
-
-def _settings(service: Service) -> Iterator[SettingView]:
-    for name, value in values_of(service.config):
-        yield SettingView(
+    settings = [
+        SettingView(
             name=name,
             value=masked(msgspec.to_builtins(value)),
             source=service.sources.get(name, "default"),
             needs_restart=needs_restart(name),
             pending=name in service.restart_required,
         )
+        for name, value in values_of(service.config)
+    ]
+    return ConfigBody(settings)
 
 
 def masked(value: Any) -> Any:

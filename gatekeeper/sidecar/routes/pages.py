@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from math import nan
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -12,8 +11,9 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import BlockBody
 from gatekeeper.config import host_named
-from gatekeeper.errors import GatekeeperError, LeaseTimeout
+from gatekeeper.errors import GatekeeperError
 from gatekeeper.sidecar.exchange import (
     BODY_TIMEOUT,
     CHECK,
@@ -23,39 +23,14 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Role,
     Route,
-    read_body,
+    convert,
     read_query,
 )
-from gatekeeper.sidecar.pages import decision_pages, status_pages
-from gatekeeper.sidecar.pages.html import Child, badge, hidden, tag
-from gatekeeper.sidecar.pages.shell import (
-    ASSETS,
-    HEADERS,
-    Page,
-    Visitor,
-    asset,
-    assets_hash,
-    page_response,
-    set_cookie,
-)
-from gatekeeper.sidecar.routes.check import (
-    CheckQuery,
-    WhatIf,
-    as_read,
-    explanation,
-    text_of,
-    what_if_explanation,
-)
-from gatekeeper.sidecar.routes.hosts import HostQuery, host_list, host_of
-from gatekeeper.sidecar.routes.operators import (
-    EventQuery,
-    LeaseQuery,
-    config_body,
-    get_series,
-    lease_list,
-    overview_of,
-    stream_decisions,
-)
+from gatekeeper.sidecar.pages import decision_pages, shell, status_pages
+from gatekeeper.sidecar.pages.html import badge, hidden, link, markup, paragraph
+from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
+from gatekeeper.sidecar.routes import check, operators
+from gatekeeper.sidecar.routes import hosts as host_routes
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -63,8 +38,6 @@ if TYPE_CHECKING:
 
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
-_REFRESH_WAIT: Final = 2.0
-"""Seconds that a response waits for a robots.txt that is being refreshed."""
 _MAX_COMPARED: Final = 500
 """Maximum URLs whose verdicts are compared between two versions."""
 
@@ -80,22 +53,30 @@ def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler[Service]:
     """Return a handler for visitors with one of the roles; others are sent to the sign-in page."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        visitor = None
+        visitor = service.sessions.visitor(call.request, service.admission)
+        if visitor is None:
+            return _to_sign_in(call)
+        _require_role(visitor, needs)
+        service.clients.enter(visitor.name)
         try:
-            visitor = service.sessions.visitor(call.request, service.admission)
-            if visitor is None:
-                return _to_sign_in(call)
-            _require_role(visitor, needs)
-            service.clients.enter(visitor.name)
-            try:
-                return await answer(service, call, visitor)
-            finally:
-                service.clients.leave(visitor.name)
+            return await answer(service, call, visitor)
+        finally:
+            service.clients.leave(visitor.name)
+
+    return _with_problem_pages(handle)
+
+
+def _with_problem_pages(handler: Handler[Service]) -> Handler[Service]:
+    """Return the handler with a page for people in place of a problem document."""
+
+    async def handle(service: Service, call: Call) -> web.StreamResponse:
+        try:
+            return await handler(service, call)
         except Problem as problem:
             return _respond(service, call, _problem_page(call, problem), None)
         except GatekeeperError as error:
             page = _problem_page(call, Problem(400, "bad-request", str(error)))
-            return _respond(service, call, page, visitor)
+            return _respond(service, call, page, None)
 
     return handle
 
@@ -145,19 +126,19 @@ def _to_sign_in(call: Call) -> web.Response:
 
 def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
     state = service.phase if service.ready or service.phase != "serving" else "not ready"
-    response = page_response(page, visitor, state=state, ready=service.ready)
+    response = shell.page_response(page, visitor, state=state, ready=service.ready)
     # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
     # pages would exist in addition to the session's own, and outlive the sign-out.
     if visitor is not None and visitor.cookie is not None and "/" not in _path(call):
-        set_cookie(response, visitor.cookie, secure=visitor.secure or call.request.secure)
+        shell.set_cookie(response, visitor.cookie, secure=visitor.secure or call.request.secure)
     return response
 
 
 def _problem_page(call: Call, problem: Problem) -> Page:
     """Return the page for an error."""
     body = [
-        tag("p", badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
-        tag("p", tag("a", "To the overview", href=_root(call))),
+        paragraph(badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
+        markup("<p>{}</p>", link(_root(call), "To the overview")),
     ]
     return Page("The request failed", _path(call), body, status=problem.status)
 
@@ -180,47 +161,28 @@ async def _read_form(request: web.BaseRequest) -> dict[str, str]:
 
 async def sign_in_page(service: Service, call: Call) -> web.StreamResponse:
     """The sign-in page, on which a visitor enters a token once."""
-    try:
-        service.admission.check_browser(call.request.headers)
-        query = dict(parse_qsl(call.query, keep_blank_values=True))
-    except Problem as problem:
-        return _respond(service, call, _problem_page(call, problem), None)
+    service.admission.check_browser(call.request.headers)
+    query = dict(parse_qsl(call.query, keep_blank_values=True))
     return _respond(service, call, _sign_in(query.get("next", ""), None), None)
 
 
 def _sign_in(wanted: str, wrong: str | None) -> Page:
-    body: Child = [
-        tag("p", badge("bad", wrong), role="alert", class_="lead") if wrong else None,
-        tag(
-            "form",
-            hidden("next", wanted),
-            tag(
-                "label",
-                "Token ",
-                tag("input", name="token", type="password", required=True, autocomplete="off"),
-            ),
-            tag("button", "Sign in"),
-            method="post",
-            action="sign-in",
-        ),
-        tag(
-            "p",
-            "A token of server.token_file. You enter it once; the session ends 15 minutes after "
-            "the last page.",
-            class_="note",
-        ),
-    ]
+    alert = paragraph(badge("bad", wrong), class_="lead", role="alert") if wrong else None
+    said = "A token of server.token_file. You enter it once; the session ends 15 minutes after the "
+    form = markup(
+        '<form method="post" action="sign-in">{}<label>Token <input name="token" type="password" '
+        'required autocomplete="off"></label><button>Sign in</button></form>',
+        hidden("next", wanted),
+    )
+    body = [alert, form, paragraph(said, "last page.")]
     return Page("Sign in", "sign-in", body, status=401 if wrong else 200)
 
 
 async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     """Exchange a token for a session."""
-    try:
-        # The check of the Origin suffices: there is no session yet that a forged form could use.
-        service.admission.check_browser(call.request.headers)
-        fields = await _read_form(call.request)
-    except Problem as problem:
-        return _respond(service, call, _problem_page(call, problem), None)
+    # The check of the Origin suffices: there is no session yet that a forged form could use.
+    service.admission.check_browser(call.request.headers)
+    fields = await _read_form(call.request)
     token = service.admission.tokens.match("Bearer " + fields.get("token", ""))
     wanted = fields.get("next", "")
     if token is None:
@@ -229,7 +191,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     # If a proxy terminates TLS, the browser's Origin shows it.
     origin = call.request.headers.get("Origin", "")
     secure = call.request.secure or origin.lower().startswith("https://")
-    set_cookie(response, service.sessions.begin(token, secure=secure), secure=secure)
+    shell.set_cookie(response, service.sessions.begin(token, secure=secure), secure=secure)
     return response
 
 
@@ -250,7 +212,7 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
     """End the session."""
     response = await _form(_sign_out, CHECK, "sign-in")(service, call)
     if response.status == 303:
-        set_cookie(response, "", secure=call.request.secure)
+        shell.set_cookie(response, "", secure=call.request.secure)
     return response
 
 
@@ -259,13 +221,13 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
 
 async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/`"""
-    return status_pages.overview_page(service, await overview_of(service))
+    return status_pages.overview_page(service, await operators.overview_of(service))
 
 
 async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/hosts`"""
-    query = read_query(call.query, HostQuery)
-    return status_pages.hosts_page(service, query, await host_list(service, query))
+    query = call.parameters(host_routes.HostQuery)
+    return status_pages.hosts_page(service, query, await host_routes.host_list(service, query))
 
 
 async def host(service: Service, call: Call, visitor: Visitor) -> Page:
@@ -273,7 +235,9 @@ async def host(service: Service, call: Call, visitor: Visitor) -> Page:
     name = host_named(call.params["host"])
     entries = service.operators.leases()
     leases = [entry.view() for entry in entries if entry.host == name][:100]
-    return status_pages.host_page(service, await host_of(service, name), leases, visitor)
+    return status_pages.host_page(
+        service, await host_routes.host_of(service, name), leases, visitor
+    )
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -285,13 +249,13 @@ class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/explain`"""
-    query = read_query(call.query, ExplainQuery)
+    query = call.parameters(ExplainQuery)
     result, problem, group = None, None, set[int]()
     if query.url:
-        question = CheckQuery(query.url, query.user_agent or None)
+        question = check.CheckQuery(query.url, query.user_agent or None)
         call.client = visitor.name
         try:
-            result = await explanation(service, question, call)
+            result = await check.explanation(service, question, call)
             group = await asyncio.to_thread(decision_pages.group_lines, service, result)
         except GatekeeperError as error:
             problem = str(error)
@@ -301,13 +265,13 @@ async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
 async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/waiting`"""
     text = "&".join(pair for pair in call.query.split("&") if pair != "client=")
-    query = read_query(text, LeaseQuery)
-    return status_pages.waiting_page(service, query, lease_list(service, query), visitor)
+    query = read_query(text, operators.LeaseQuery)
+    return status_pages.waiting_page(service, query, operators.lease_list(service, query), visitor)
 
 
 async def live(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/live`"""
-    return decision_pages.live_page(service, read_query(call.query, EventQuery))
+    return decision_pages.live_page(call.parameters(operators.EventQuery))
 
 
 class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -320,7 +284,7 @@ class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def history(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/history`"""
-    query = read_query(call.query, HistoryPageQuery)
+    query = call.parameters(HistoryPageQuery)
     if not query.origin:
         return decision_pages.history_page(service, "", [], None, None)
     try:
@@ -341,12 +305,12 @@ async def _versions(
 ) -> decision_pages.VersionDiff:
     bodies = []
     for entry in (entries[old], entries[new]):
-        body = await text_of(service, entry.body_hash) if entry.body_hash else b""
+        body = await check.text_of(service, entry.body_hash) if entry.body_hash else b""
         bodies.append(body or b"")
     asked = service.operators.feed.urls_of(origin, _MAX_COMPARED)
 
     def compare() -> decision_pages.VersionDiff:
-        texts = [as_read(service, body) for body in bodies]
+        texts = [check.as_read(service, body) for body in bodies]
         before, after = (text.policy(service.gate.user_agent) for text in texts)
         verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
         lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
@@ -362,7 +326,7 @@ async def _versions(
 
 async def config(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/config`"""
-    return status_pages.config_page(config_body(service))
+    return status_pages.config_page(operators.config_body(service))
 
 
 # --- requests of the pages' scripts -----------------------------------------------------------
@@ -393,11 +357,11 @@ def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The explanation for an edited text, as a fragment of a page."""
-    asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    explained = await asyncio.to_thread(what_if_explanation, service, asked)
+    asked = await call.body(check.WhatIf)
+    explained = await asyncio.to_thread(check.what_if_explanation, service, asked)
     group = await asyncio.to_thread(decision_pages.group_lines, service, explained)
-    markup = tag("div", decision_pages.decision_section(service, explained, group), id="story")
-    return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)
+    text = decision_pages.decision_section(service, explained, group)
+    return web.Response(text=text, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 
 # --- actions of forms -------------------------------------------------------------------------
@@ -412,29 +376,17 @@ async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[s
 
 
 async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    try:
-        seconds = float(fields.get("seconds", "nan"))
-    except ValueError:
-        seconds = nan
-    if not 0 <= seconds <= 31_536_000:
-        raise Problem(400, "bad-request", "give seconds from 0 to 31536000")
-    name = host_named(call.params["host"])
     reason = fields.get("reason", "")[:200] or f"operator {visitor.name}"
-    await service.gate.block(name, service.clock.wall() + seconds, reason)
+    asked = {"seconds": fields.get("seconds", ""), "reason": reason}
+    block = convert(asked, BlockBody, "form")
+    await host_routes.block(service, host_named(call.params["host"]), block)
 
 
 async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     name = host_named(call.params["host"])
     authority = f"[{name}]" if ":" in name else name
-    for origin in service.operators.origins(name) or [f"https://{authority}"]:
-        task = service.background(service.gate.refresh(origin))
-        if task is None:
-            raise Problem(503, "full", "too many refreshes are running already")
-        # The refresh waits for a lease of the host, which a pause or a block can delay for long.
-        done, _ = await asyncio.wait((task,), timeout=_REFRESH_WAIT)
-        for one in done:
-            if (error := one.exception()) and not isinstance(error, LeaseTimeout):
-                raise error
+    origins = service.operators.origins(name) or [f"https://{authority}"]
+    await host_routes.refresh(service, origins)
 
 
 async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
@@ -446,11 +398,14 @@ async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str
 
 def _asset(name: str) -> Handler[Service]:
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        if call.params["hash"] != assets_hash():
+        if call.params["hash"] != shell.assets_hash():
             raise Problem(404, "not-found", "this file has another URL now")
         headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(
-            body=asset(name), content_type=ASSETS[name], charset="utf-8", headers=headers
+            body=shell.asset(name),
+            content_type=shell.ASSETS[name],
+            charset="utf-8",
+            headers=headers,
         )
 
     return handle
@@ -476,16 +431,16 @@ ROUTES = (
     _public("GET", "/ui/live", _page(live, ADMIN)),
     _public("GET", "/ui/history", _page(history, CHECK)),
     _public("GET", "/ui/config", _page(config, ADMIN)),
-    _public("GET", "/ui/sign-in", sign_in_page),
-    _public("POST", "/ui/sign-in", sign_in),
+    _public("GET", "/ui/sign-in", _with_problem_pages(sign_in_page)),
+    _public("POST", "/ui/sign-in", _with_problem_pages(sign_in)),
     _public("POST", "/ui/sign-out", sign_out),
-    _public("GET", "/ui/series", _feed(get_series, ADMIN)),
-    _public("GET", "/ui/events", _feed(stream_decisions, ADMIN)),
+    _public("GET", "/ui/series", _feed(operators.get_series, ADMIN)),
+    _public("GET", "/ui/events", _feed(operators.stream_decisions, ADMIN)),
     _public("POST", "/ui/what-if", _feed(what_if, CHECK)),
     _public("POST", "/ui/hosts/{host}/pause", _form(_pause, ADMIN)),
     _public("POST", "/ui/hosts/{host}/resume", _form(_resume, ADMIN)),
     _public("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
     _public("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
     _public("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN, "../../waiting?state=held")),
-    *(_public("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in ASSETS),
+    *(_public("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in shell.ASSETS),
 )

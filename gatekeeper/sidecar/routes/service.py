@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,8 +21,6 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Route,
     json_response,
-    read_body,
-    read_query,
 )
 from gatekeeper.sidecar.reload import Reloaded, reload
 
@@ -108,7 +106,7 @@ class MetricsQuery(msgspec.Struct, frozen=True):
 
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """Return the metrics, in OpenMetrics if Accept names it, else in Prometheus' text format."""
-    asked = read_query(call.query, MetricsQuery)
+    asked = call.parameters(MetricsQuery)
     accept = ",".join(call.request.headers.getall("Accept", ()))
     body, content_type = await service.metrics_text(accept, exemplars=asked.exemplars)
     return web.Response(body=body, headers={"Content-Type": content_type, "Vary": "Accept"})
@@ -123,7 +121,7 @@ _REPLY_SECONDS = 60.0
 
 async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
-    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    await call.body(EmptyObject)
     call.goodbye = _REPLY_SECONDS
     try:
         done = await reload(service)
@@ -261,11 +259,10 @@ def for_people(route: Route[Service]) -> bool:
 
 def _structs(routes: Iterable[Route[Service]]) -> set[type[msgspec.Struct]]:
     """Return the structs of all bodies; queries become parameters instead."""
-    structs: set[type[msgspec.Struct]] = {ProblemDocument}
-    for route in routes:
-        candidates = (route.body, *route.answers.values(), *route.events.values())
-        structs.update(kind for kind in candidates if isinstance(kind, type))
-    return structs
+    bodies = [
+        kind for one in routes for kind in (one.body, *one.answers.values(), *one.events.values())
+    ]
+    return {ProblemDocument, *(kind for kind in bodies if isinstance(kind, type))}
 
 
 def _tag(route: Route[Service]) -> str:
@@ -294,12 +291,16 @@ def _complete_schemas(
 
 
 def _operation(route: Route[Service], names: dict[type, Any], tokens: bool) -> dict[str, Any]:
+    events = "".join(
+        f"\n\nThe data of an event `{event}` is a `{kind.__name__}` in JSON."
+        for event, kind in route.events.items()
+    )
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "tags": [_tag(route)],
         "summary": route.summary,
-        "description": _description(route),
-        "parameters": [*_path_parameters(route), *_query_parameters(route.query)],
+        "description": route.description + events,
+        "parameters": list(_parameters(route)),
         "responses": _responses(route, names),
     }
     if tokens and not route.probe:
@@ -312,36 +313,21 @@ def _operation(route: Route[Service], names: dict[type, Any], tokens: bool) -> d
     return operation
 
 
-def _description(route: Route[Service]) -> str:
-    text = route.description
-    for event, kind in route.events.items():
-        text += f"\n\nThe data of an event `{event}` is a `{kind.__name__}` in JSON."
-    return text
-
-
-def _path_parameters(route: Route[Service]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": _PARAMETERS[name],
-            "schema": {"type": "string"},
-        }
-        for name in re.findall(r"\{(\w+)\}", route.path)
-    ]
-
-
-def _query_parameters(kind: type | None) -> list[dict[str, Any]]:
-    if kind is None:
-        return []
-    _, components = msgspec.json.schema_components([kind], ref_template=_REF)
-    schema = components[kind.__name__]
-    required = schema.get("required", [])
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": _without_null(inner)}
-        for name, inner in schema["properties"].items()
-    ]
+def _parameters(route: Route[Service]) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"\{(\w+)\}", route.path):
+        said, schema = _PARAMETERS[name], {"type": "string"}
+        yield {"name": name, "in": "path", "required": True, "description": said, "schema": schema}
+    if route.query is not None:
+        _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
+        query = components[route.query.__name__]
+        for name, schema in query["properties"].items():
+            required = name in query.get("required", ())
+            yield {
+                "name": name,
+                "in": "query",
+                "required": required,
+                "schema": _without_null(schema),
+            }
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -364,14 +350,12 @@ def _responses(route: Route[Service], names: dict[type, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answer: dict[str, Any] = {"description": route.summary}
-        if kind == OCTETS:
-            answer["content"] = {kind: {"schema": _BINARY}}
-        elif isinstance(kind, str):
-            answer["content"] = {kind: {"schema": {"type": "string"}}}
+        if isinstance(kind, str):
+            schema = _BINARY if kind == OCTETS else {"type": "string"}
+            answer["content"] = {kind: {"schema": schema}}
         elif kind is not None:
-            answer["content"] = {
-                "application/json": {"schema": names.get(kind, {"type": "object"})}
-            }
+            schema = names.get(kind, {"type": "object"})
+            answer["content"] = {"application/json": {"schema": schema}}
         if status == route.status and (links := _LINKS.get(route.operation)):
             answer["links"] = links
         responses[str(status)] = answer
@@ -404,10 +388,7 @@ def _problem(status: int, names: dict[type, Any]) -> dict[str, Any]:
         "content": {"application/problem+json": {"schema": names[ProblemDocument]}},
     }
     if status in _WITH_RETRY_AFTER:
-        answer["headers"] = {
-            "Retry-After": {
-                "description": "Whole seconds, at least 1.",
-                "schema": {"type": "integer", "minimum": 1},
-            }
-        }
+        whole = {"type": "integer", "minimum": 1}
+        said = "Whole seconds, at least 1."
+        answer["headers"] = {"Retry-After": {"description": said, "schema": whole}}
     return answer

@@ -3,6 +3,7 @@
 import { keepSession, tellStale } from "./app.js";
 
 const MOST = 200;
+const LATEST = 50;
 const SIGNS = { allow: ["ok", "●"], deny: ["bad", "■"], defer: ["warn", "▲"] };
 const root = document.body.dataset.root;
 const body = document.getElementById("decisions");
@@ -60,6 +61,7 @@ function open() {
   const asked = new URLSearchParams(location.search);
   for (const [name, value] of [...asked]) if (!value) asked.delete(name);
   if (lastId) asked.set("last_event_id", lastId);
+  else asked.set("latest", LATEST);
   source = new EventSource(`${root}events?${asked}`);
   source.addEventListener("hello", (event) => {
     lastId = event.lastEventId;
