@@ -22,7 +22,7 @@ def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))
 
 
-async def test_over_it_a_lease_is_deferred_and_a_question_is_not(
+async def test_a_spent_budget_defers_a_lease_and_no_question(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     internet.site("a.test").robots("")

@@ -86,7 +86,7 @@ def origin(internet: FakeInternet) -> str:
 
 
 @pytest.mark.parametrize("process", ["tcp", "unix"], indirect=True)
-async def test_questions_and_turns(
+async def test_a_sidecar_process_answers_questions_and_grants_leases(
     internet: FakeInternet, process: Process, crawl: Callable[..., Awaitable[None]]
 ) -> None:
     base = origin(internet)

@@ -24,7 +24,7 @@ async def had(gate: Any, url: str, internet: FakeInternet, **options: Any) -> An
     return found
 
 
-async def test_a_cold_origin_is_asked_for_its_file_meanwhile(
+async def test_the_file_of_an_unknown_origin_is_fetched_in_the_background(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     file = Hold(Page(DENYING))
@@ -49,7 +49,7 @@ async def test_a_cold_origin_is_asked_for_its_file_meanwhile(
     assert caught.value.decision.rule.line == 2
 
 
-async def test_the_second_is_told_when_its_turn_comes(
+async def test_a_second_lease_is_not_yet_and_tells_when_it_is_due(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     net = virtual_internet
@@ -71,7 +71,7 @@ async def test_the_second_is_told_when_its_turn_comes(
 
 
 @pytest.mark.parametrize("agent", [None, "otherbot/2.0"])
-async def test_a_lease_that_is_held_is_in_the_way_and_the_asker_is_not_stuck(
+async def test_a_second_lease_of_a_host_in_use_is_not_yet_and_no_deadlock(
     internet: FakeInternet, open_gate: Any, agent: str | None
 ) -> None:
     internet.site("a.test").robots("")
@@ -90,7 +90,7 @@ async def test_a_lease_that_is_held_is_in_the_way_and_the_asker_is_not_stuck(
     third.give_back()
 
 
-async def test_a_deferral_is_a_value_and_says_until_when(
+async def test_a_deferral_is_a_value_with_its_decision_and_its_end(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     internet.site("a.test").robots(Page("", status=503, headers={"Retry-After": "300"}))
@@ -103,7 +103,7 @@ async def test_a_deferral_is_a_value_and_says_until_when(
     assert found.due_at.timestamp() - internet.clock.wall() > 250.0
 
 
-async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_blocked_and_a_paused_host_are_not_yet_with_their_reason(internet: FakeInternet, open_gate: Any) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     await gate.check("http://a.test/x")
@@ -122,7 +122,7 @@ async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_g
     (await had(gate, "http://a.test/x", internet)).end()
 
 
-async def test_a_blocked_host_says_so_of_an_origin_that_nobody_asked_yet(
+async def test_a_blocked_host_is_not_yet_for_an_origin_never_asked_about(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     """An unknown file can't be fetched before the block ends, so `due_at` is its end."""
@@ -135,13 +135,13 @@ async def test_a_blocked_host_says_so_of_an_origin_that_nobody_asked_yet(
     assert 450.0 < found.due_at.timestamp() - internet.clock.wall() <= 501.0
 
 
-async def test_text_that_is_no_url_is_told(internet: FakeInternet, open_gate: Any) -> None:
+async def test_text_that_is_no_url_raises_invalid_url(internet: FakeInternet, open_gate: Any) -> None:
     gate = await open_gate(internet)
     with pytest.raises(InvalidURL):
         await gate.try_acquire("mailto:a@b.test")
 
 
-async def test_closing_ends_what_asks_in_the_background(
+async def test_closing_ends_the_fetches_in_the_background(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     """No task is left behind: a closing event loop would warn about it."""
@@ -152,7 +152,7 @@ async def test_closing_ends_what_asks_in_the_background(
     await until(lambda: internet.sites["a.test"].requests)
 
 
-async def test_an_address_that_is_not_known_is_looked_up_meanwhile(
+async def test_an_unknown_address_is_looked_up_in_the_background(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     """With clocks per address a turn needs the host's address; the caller does not wait for it."""
