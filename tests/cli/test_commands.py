@@ -115,14 +115,18 @@ def test_a_closed_standard_input_is_an_error_of_one_line(
 
 
 @pytest.mark.parametrize("name", ["check", "lint"])
-def test_a_command_without_a_user_agent_warns_once_how_to_set_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_without_a_user_agent_warns_once_how_to_set_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     main([name, "http://127.0.0.1/"])
 
     told = [line for line in capsys.readouterr().err.splitlines() if "no identity is set" in line]
     assert len(told) == 1
 
 
-def test_a_user_agent_whose_token_is_cut_short_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_agent_whose_token_is_cut_short_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["check", "http://127.0.0.1/", "--user-agent", "my bot"])
 
     assert "user agent 'my bot': rules are selected for 'my'\n" in capsys.readouterr().err
@@ -208,7 +212,9 @@ def test_lint_names_no_line_for_a_finding_about_the_whole_file(
     assert "robots.txt: info: " in capsys.readouterr().out
 
 
-def test_lint_counts_a_single_finding_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_counts_a_single_finding_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     linted(tmp_path, "User-agent: *\nDisalow: /x\nDisallow: /y\n")
     assert capsys.readouterr().out.endswith("robots.txt: 1 finding, 1 error\n")
 
@@ -261,7 +267,9 @@ def test_config_show_names_the_source(capsys: pytest.CaptureFixture[str]) -> Non
     assert values["server.port"] == {"value": 8750, "source": "default"}
 
 
-def test_config_show_prints_toml_with_sources_as_comments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_toml_with_sources_as_comments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["config", "show", "--user-agent", "somebot"])
     out = capsys.readouterr().out
 
@@ -282,7 +290,9 @@ def test_config_show_says_what_unset_settings_lead_to(
     assert f"path = (not set)    # nothing is stored, except by `gatekeeper serve`: {path}\n" in out
 
 
-def test_config_show_says_which_product_token_selects_rules(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_says_which_product_token_selects_rules(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["config", "show", "--user-agent", "Mozilla/5.0 (compatible; examplebot/1.0)"])
     assert "flag --user-agent; rules are selected for examplebot\n" in capsys.readouterr().out
 
@@ -315,7 +325,9 @@ def test_the_example_configuration_passes_its_own_check() -> None:
     assert main(["config", "check", "--config", str(example)]) == 0
 
 
-def test_healthcheck_without_a_listening_service_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthcheck_without_a_listening_service_exits_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["healthcheck", "--socket", "/nowhere.sock"]) == 1
     assert "no answer from unix:/nowhere.sock" in capsys.readouterr().out
 
@@ -351,9 +363,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("arguments", [["help"], ["help", "check"]])
-def test_help_is_a_command(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_a_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 0
@@ -582,7 +592,9 @@ def test_a_closed_output_pipe_ends_the_command_without_a_message(what: str, tmp_
         ("gatekeeper fetch https://127.0.0.1/ <&- >&- 2>&-", 1, ""),
     ],
 )
-def test_closed_standard_streams_cause_no_error_message(line: str, code: int, told: str, tmp_path: Path) -> None:
+def test_closed_standard_streams_cause_no_error_message(
+    line: str, code: int, told: str, tmp_path: Path
+) -> None:
     done = shell(line, tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(told)

@@ -87,7 +87,9 @@ def test_a_version_not_confirmed_after_the_asked_time_is_marked_so(
     assert b"(not fetched again before that time)" in captured.err
 
 
-def test_a_time_at_which_there_was_no_file_exits_0_and_says_so(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_at_which_there_was_no_file_exits_0_and_says_so(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("https://a.example", "--at", "2026-11-20T00:00:00Z") == 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -125,7 +127,9 @@ def test_diff_shows_every_change_with_control_characters_escaped(
     )
 
 
-def test_diff_at_a_time_shows_the_last_change_before_that_time(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_at_a_time_shows_the_last_change_before_that_time(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("https://a.example", "--diff", "--at", "2026-11-07") == 0
     out = capsys.readouterr().out
     assert out.count("@@ ") == 1
@@ -149,7 +153,9 @@ def test_texts_too_long_to_compare_are_shown_whole(
     assert "@@ -1,2 +1,2 @@\n-User-agent: *\n-Disallow" in capsys.readouterr().out
 
 
-def test_json_lists_every_version_with_its_times_outcome_and_size(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_every_version_with_its_times_outcome_and_size(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("https://a.example", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["origin"] == "https://a.example"

@@ -46,7 +46,9 @@ NUMBERS = {
 
 @pytest.mark.parametrize("text", ["abc", "5s", "", "nan", "1e999", "1.5.0"])
 @pytest.mark.parametrize("option", NUMBERS)
-def test_an_option_that_is_no_number_is_refused_with_the_allowed_range(capsys: Capture, option: str, text: str) -> None:
+def test_an_option_that_is_no_number_is_refused_with_the_allowed_range(
+    capsys: Capture, option: str, text: str
+) -> None:
     command, name = option.split()
     said = refused(capsys, command, f"{name}={text}")
     assert said == f"gatekeeper {command}: error: argument {name}: {text!r}; give {NUMBERS[option]}"
@@ -60,9 +62,7 @@ def test_an_option_in_seconds_has_to_be_above_0(capsys: Capture, option: str, te
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_a_misspelt_option_is_refused_with_a_suggestion(
-    capsys: Capture, command: str
-) -> None:
+def test_a_misspelt_option_is_refused_with_a_suggestion(capsys: Capture, command: str) -> None:
     needs = {"check": ["http://a.test/"], "lint": ["x"], "test": ["x"], "diff": ["x", "y"]}
     needs |= {"compose": ["x"], "history": ["http://a.test/"]}
     needs |= {"identity": ["show"], "config": ["show"]}
@@ -96,7 +96,9 @@ def test_mcp_at_a_port_in_use_is_one_line(capsys: Capture) -> None:
         ({"socket": "/tmp/" + "x" * 200}, r"path too long; give a shorter one"),
     ],
 )
-def test_an_address_that_cannot_be_bound_is_refused_with_the_reason(server: dict[str, str], told: str) -> None:
+def test_an_address_that_cannot_be_bound_is_refused_with_the_reason(
+    server: dict[str, str], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         open_sockets(ServerConfig(port=0, **server))
 
@@ -115,7 +117,9 @@ def test_a_missing_token_file_is_named(capsys: Capture) -> None:
         (b"user_agent = 'b\xfc'\n", "not UTF-8; save it in UTF-8"),
     ],
 )
-def test_a_configuration_in_another_encoding_is_refused_with_its_name(tmp_path: Path, text: bytes, told: str) -> None:
+def test_a_configuration_in_another_encoding_is_refused_with_its_name(
+    tmp_path: Path, text: bytes, told: str
+) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=f"x.toml: not valid TOML: {told}"):
@@ -130,7 +134,9 @@ def test_a_byte_order_mark_before_a_configuration_is_skipped(tmp_path: Path) -> 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["fifo", "dir"])
-def test_history_refuses_a_storage_path_that_is_no_file(capsys: Capture, tmp_path: Path, kind: str) -> None:
+def test_history_refuses_a_storage_path_that_is_no_file(
+    capsys: Capture, tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "x"
     path.mkdir() if kind == "dir" else os.mkfifo(path)
     said = refused(capsys, "history", "https://a.test", "--storage", str(path))
@@ -139,12 +145,16 @@ def test_history_refuses_a_storage_path_that_is_no_file(capsys: Capture, tmp_pat
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["leases", "leases.new"])
-def test_a_lease_journal_that_is_a_pipe_is_an_error_and_does_not_hang(tmp_path: Path, name: str) -> None:
+def test_a_lease_journal_that_is_a_pipe_is_an_error_and_does_not_hang(
+    tmp_path: Path, name: str
+) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(OSError, match=r"not a regular file|No such device"):
         LeaseJournal(tmp_path / "leases", clock=VirtualClock(), wait=True)
 
 
-def test_a_failed_healthcheck_asks_whether_serve_runs_there(capsys: Capture, tmp_path: Path) -> None:
+def test_a_failed_healthcheck_asks_whether_serve_runs_there(
+    capsys: Capture, tmp_path: Path
+) -> None:
     assert main(["healthcheck", "--socket", str(tmp_path / "s")]) == 1
     assert "; is `gatekeeper serve` running there?" in capsys.readouterr().out

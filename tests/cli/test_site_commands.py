@@ -193,7 +193,9 @@ def test_diff_shows_what_fix_would_change_and_changes_nothing(
     "call",
     [["--diff"], ["--fix", "-"], ["--fix", "https://a.test/"], ["--json", "--format", "sarif"]],
 )
-def test_lint_options_that_contradict_each_other_are_refused(tmp_path: Path, call: list[str]) -> None:
+def test_lint_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, call: list[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["lint", *call, *written(tmp_path, a=BAD)])
     assert stop.value.code == 2
@@ -271,7 +273,9 @@ def test_compose_does_not_write_to_a_fragment(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_compose_prints_utf_8_whatever_the_encoding_of_the_terminal(tmp_path: Path, encoding: str) -> None:
+def test_compose_prints_utf_8_whatever_the_encoding_of_the_terminal(
+    tmp_path: Path, encoding: str
+) -> None:
     """A file that was redirected from stdout had other characters than the fragments."""
     (one,) = written(tmp_path, a="User-agent: *\nDisallow: /caf\u00e9\n")
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -324,7 +328,9 @@ def test_compose_with_a_conflict_writes_nothing(
 # --- diff ------------------------------------------------------------------------------------
 
 
-def test_diff_names_the_deciding_line_of_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_names_the_deciding_line_of_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old, new = written(
         tmp_path,
         old="User-agent: *\nDisallow: /a\n",
@@ -395,7 +401,9 @@ def cases(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_test_with_cases_that_hold_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_with_cases_that_hold_exits_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (robots,) = written(tmp_path, r="User-agent: bot\nDisallow: /a\n\nUser-agent: *\nDisallow: /\n")
     expect = cases(
         tmp_path,

@@ -91,7 +91,9 @@ async def test_an_unreachable_sidecar_allows_where_fail_is_open(world: World) ->
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
-async def test_an_unreachable_sidecar_gives_no_lease_in_either_fail_mode(world: World, fail: str) -> None:
+async def test_an_unreachable_sidecar_gives_no_lease_in_either_fail_mode(
+    world: World, fail: str
+) -> None:
     gate = await world.client("http://127.0.0.1:1", fail=fail)
     with pytest.raises(Deferred) as caught:
         await world.drive(gate.acquire("http://a.test/x"))
@@ -240,7 +242,9 @@ async def test_a_redirect_does_not_carry_the_token_elsewhere(world: World) -> No
     "body",
     [b"<html>welcome</html>", b'{"decisions":[]}', b'{"decisions":[{"verdict":"perhaps"}]}'],
 )
-async def test_an_answer_that_is_not_a_sidecars_raises_sidecar_error(world: World, body: bytes) -> None:
+async def test_an_answer_that_is_not_a_sidecars_raises_sidecar_error(
+    world: World, body: bytes
+) -> None:
     gate = await world.client(world.scripted("/v1/check", Page(body)))
     with pytest.raises(SidecarError, match="unreadable"):
         await world.drive(gate.check("http://a.test/"))

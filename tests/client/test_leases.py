@@ -415,7 +415,9 @@ async def test_two_tasks_that_wait_for_each_others_leases_end_by_own_wait(world:
     assert "/wanted waited 30 s (pacing.own_wait) for http://" in refused[0]
 
 
-async def test_a_child_of_a_task_that_holds_the_host_is_refused_after_own_wait(world: World) -> None:
+async def test_a_child_of_a_task_that_holds_the_host_is_refused_after_own_wait(
+    world: World,
+) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)

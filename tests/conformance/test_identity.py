@@ -313,7 +313,9 @@ async def test_a_sidecar_tells_its_user_agent_without_a_token(
     assert "It is not a secret: every site sees it." in document
 
 
-async def test_a_client_opens_though_the_sidecar_does_not_tell_its_user_agent(world: FakeInternet) -> None:
+async def test_a_client_opens_though_the_sidecar_does_not_tell_its_user_agent(
+    world: FakeInternet,
+) -> None:
     world.site("127.0.0.1").on("/healthz", "no JSON").on("/v1/check", Stall())
     where = f"http://127.0.0.1:{world.listener().port()}"
     for address in (where, "unix:/nonexistent/gatekeeper.sock"):

@@ -146,7 +146,9 @@ async def test_an_agent_without_a_name_is_refused(world: FakeInternet, open_gate
 
 
 @pytest.mark.parametrize("url", ["mailto:a@b", "http://a b/", "", "http://%61/", "http://1.2/"])
-async def test_text_that_is_no_url_raises_invalid_url(world: FakeInternet, open_gate: Any, url: str) -> None:
+async def test_text_that_is_no_url_raises_invalid_url(
+    world: FakeInternet, open_gate: Any, url: str
+) -> None:
     gate = await open_gate(world)
     for ask in (gate.check, gate.allowed):
         with pytest.raises(InvalidURL) as caught:
@@ -214,7 +216,9 @@ async def test_a_thousand_questions_cost_one_fetch(internet: FakeInternet, open_
     assert site.paths == ["/robots.txt"]
 
 
-async def test_a_cancelled_question_does_not_cancel_another_about_the_same_origin(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_cancelled_question_does_not_cancel_another_about_the_same_origin(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     hold = Hold(Page(""))
     internet.site("a.test").robots(hold)
     gate = await open_gate(internet)
@@ -236,7 +240,9 @@ async def test_peek_never_fetches(world: FakeInternet, open_gate: Any) -> None:
     assert peeked.verdict is Verdict.DENY
 
 
-async def test_robots_and_policy_give_the_file_and_the_rules_of_an_agent(world: FakeInternet, open_gate: Any) -> None:
+async def test_robots_and_policy_give_the_file_and_the_rules_of_an_agent(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     robots = await gate.robots("http://a.test/x")
     assert robots is not None
@@ -262,7 +268,9 @@ async def test_a_conflict_of_readings_is_told_where_the_declared_one_decides(
     assert await gate.allowed("http://a.test/a/b")
 
 
-async def test_a_rule_of_the_operator_decides_before_the_file(world: FakeInternet, open_gate: Any) -> None:
+async def test_a_rule_of_the_operator_decides_before_the_file(
+    world: FakeInternet, open_gate: Any
+) -> None:
     rules = [{"match": "a.test", "robots": "deny", "reason": "asked by mail"}]
     gate = await open_gate(world, host=rules)
     decision = await gate.check("http://a.test/")
@@ -282,7 +290,9 @@ async def test_refresh_fetches_the_file_again(internet: FakeInternet, open_gate:
     assert not await gate.allowed("http://a.test/x")
 
 
-async def test_refresh_fetches_the_file_of_the_given_port(internet: FakeInternet, open_gate: Any) -> None:
+async def test_refresh_fetches_the_file_of_the_given_port(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test:8080").on("/robots.txt", "", "User-agent: *\nDisallow: /\n")
     gate = await open_gate(internet)
     assert await gate.allowed("http://a.test:8080/x")

@@ -38,7 +38,9 @@ def world(internet: FakeInternet) -> FakeInternet:
     return internet
 
 
-async def test_every_entry_point_gives_the_same_entries_and_findings(world: FakeInternet, open_gate: Any) -> None:
+async def test_every_entry_point_gives_the_same_entries_and_findings(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     found = gate.sitemaps("http://a.test")
     assert [entry async for entry in found] == [
@@ -56,7 +58,9 @@ async def test_every_entry_point_gives_the_same_entries_and_findings(world: Fake
     assert world.sites["a.test"].requests[-1].headers["User-Agent"] == AGENT
 
 
-async def test_every_entry_point_passes_the_arguments_of_sitemaps_on(world: FakeInternet, open_gate: Any) -> None:
+async def test_every_entry_point_passes_the_arguments_of_sitemaps_on(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
 
     async def urls(**given: Any) -> list[str]:
@@ -69,7 +73,9 @@ async def test_every_entry_point_passes_the_arguments_of_sitemaps_on(world: Fake
     assert await urls(max_entries=0) == []
 
 
-async def test_every_entry_point_raises_the_same_errors_for_sitemaps(world: FakeInternet, open_gate: Any) -> None:
+async def test_every_entry_point_raises_the_same_errors_for_sitemaps(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     with pytest.raises(Deferred) as deferred:
         await anext(gate.sitemaps("http://down.test"))
@@ -108,7 +114,9 @@ async def test_a_queue_takes_the_pages_of_a_sitemap(world: FakeInternet, open_ga
         await asyncio.wait_for(queue.join(), 60)
 
 
-async def test_a_closed_queue_ends_the_reading_of_a_sitemap(world: FakeInternet, open_gate: Any) -> None:
+async def test_a_closed_queue_ends_the_reading_of_a_sitemap(
+    world: FakeInternet, open_gate: Any
+) -> None:
     queue = PoliteQueue(await open_gate(world), maxsize=1)
     putting = asyncio.create_task(queue.put_sitemap("http://a.test"))
     while not queue.full():

@@ -103,7 +103,9 @@ async def test_a_deferral_is_a_value_with_its_decision_and_its_end(
     assert found.due_at.timestamp() - internet.clock.wall() > 250.0
 
 
-async def test_a_blocked_and_a_paused_host_are_not_yet_with_their_reason(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_blocked_and_a_paused_host_are_not_yet_with_their_reason(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     await gate.check("http://a.test/x")
@@ -135,7 +137,9 @@ async def test_a_blocked_host_is_not_yet_for_an_origin_never_asked_about(
     assert 450.0 < found.due_at.timestamp() - internet.clock.wall() <= 501.0
 
 
-async def test_text_that_is_no_url_raises_invalid_url(internet: FakeInternet, open_gate: Any) -> None:
+async def test_text_that_is_no_url_raises_invalid_url(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(internet)
     with pytest.raises(InvalidURL):
         await gate.try_acquire("mailto:a@b.test")

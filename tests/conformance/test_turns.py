@@ -77,7 +77,9 @@ async def test_an_unreachable_file_defers_a_lease(internet: FakeInternet, open_g
     assert caught.value.retry_at is not None
 
 
-async def test_a_lease_that_does_not_come_in_time_raises_lease_timeout(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_lease_that_does_not_come_in_time_raises_lease_timeout(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     held = await gate.acquire("http://a.test/1", owned=False)
@@ -131,7 +133,9 @@ async def test_a_lease_given_back_unused_is_granted_to_the_next(
     second.end()
 
 
-async def test_a_cancelled_waiter_does_not_delay_the_next(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_cancelled_waiter_does_not_delay_the_next(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     held = await gate.acquire("http://a.test/1", owned=False)
@@ -160,7 +164,9 @@ async def test_leases_are_paced(virtual_internet: FakeInternet, open_gate: Any) 
     assert max(site.gaps()[1:]) < 11.0
 
 
-async def test_hosts_do_not_delay_each_other(virtual_internet: FakeInternet, open_gate: Any) -> None:
+async def test_hosts_do_not_delay_each_other(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
     for name in ("a", "b", "c"):
         virtual_internet.site(f"{name}.test").robots("User-agent: *\nCrawl-delay: 10\n")
     gate = await open_gate(virtual_internet)
@@ -239,7 +245,9 @@ async def test_a_block_until_a_time_without_a_zone_is_refused(
     assert any(clock.kind == "block" for clock in await gate.why("a.test"))
 
 
-async def test_a_lease_waits_for_the_end_of_a_block(virtual_internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_lease_waits_for_the_end_of_a_block(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
     virtual_internet.site("a.test").robots("")
     gate = await open_gate(virtual_internet)
     clock = virtual_internet.clock
