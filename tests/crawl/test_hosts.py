@@ -65,7 +65,7 @@ async def seconds(hosts: WaitingHosts, gate: Gate) -> dict[str, float]:
     return {turn.host: turn.seconds for turn in await hosts.busiest(gate, gate.clock, 10)}
 
 
-async def test_the_host_whose_turn_comes_first_stands_in_front() -> None:
+async def test_the_host_that_is_due_first_is_listed_first() -> None:
     gate = Gate(VirtualClock())
     gate.next_turn("a.test", 30)
     gate.next_turn("b.test", 5)
@@ -86,7 +86,7 @@ async def test_the_latest_clock_of_a_host_counts() -> None:
     assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 60}
 
 
-async def test_a_paused_host_has_no_next_turn() -> None:
+async def test_a_paused_host_is_never_due() -> None:
     gate = Gate(VirtualClock())
     gate.next_turn("a.test", None, "pause")
     assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": float("inf")}
@@ -114,7 +114,7 @@ async def test_a_host_without_waiting_urls_is_forgotten() -> None:
     assert len(hosts) == 0
 
 
-async def test_the_soonest_turn_of_all() -> None:
+async def test_the_soonest_time_is_that_of_the_host_due_first() -> None:
     gate = Gate(VirtualClock())
     gate.next_turn("a.test", 30)
     gate.next_turn("b.test", 5)
@@ -122,7 +122,7 @@ async def test_the_soonest_turn_of_all() -> None:
     assert await hosts.soonest(gate, gate.clock, 1.0) == 5
 
 
-async def test_a_deferred_origin_says_nothing_of_another_one_of_the_same_host() -> None:
+async def test_a_deferred_origin_does_not_defer_another_origin_of_its_host() -> None:
     gate = Gate(VirtualClock())
     gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
     hosts = waiting("https://a.test/1", "http://a.test/1", "http://a.test:8080/1")
@@ -148,7 +148,7 @@ async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_n
     await scheduler.close()
 
 
-async def test_the_latest_of_all_is_what_holds_it_up() -> None:
+async def test_the_clock_that_ends_last_is_named_as_what_holds_a_host_up() -> None:
     gate = Gate(VirtualClock())
     gate.next_turn("a.test", 5)
     gate.next_turn("a.test", 60, "block")
@@ -161,7 +161,7 @@ async def test_the_latest_of_all_is_what_holds_it_up() -> None:
     assert turn.holdup == Holdup("server_error", "server error", later)
 
 
-async def test_the_interval_in_force_is_known() -> None:
+async def test_the_interval_of_a_host_is_that_of_the_deciding_clock() -> None:
     gate = Gate(VirtualClock())
     gate.clocks["a.test"] = [
         SimpleNamespace(

@@ -40,7 +40,7 @@ async def fill(it: House, count: int, lines: int = 5) -> None:
         await it.get(origin(number))
 
 
-async def test_a_cold_record_comes_back_as_it_was() -> None:
+async def test_a_record_at_rest_is_read_back_unchanged() -> None:
     async with house(cache={"hot_records": 1}) as it:
         it.source.answer = file(OLD, etag='"1"', last_modified="x", hops=("http://a/",), url="?")
         before = await it.get(origin(0))
@@ -62,7 +62,7 @@ async def test_a_cold_record_comes_back_as_it_was() -> None:
         assert len(it.source.asked) == 2
 
 
-async def test_an_old_copy_behind_a_failure_survives_the_cold() -> None:
+async def test_a_record_at_rest_keeps_the_old_copy_behind_a_failure() -> None:
     async with house(cache={"hot_records": 1}) as it:
         await it.get(origin(0))
         it.source.answer = DOWN
@@ -98,7 +98,7 @@ async def test_one_text_larger_than_the_bound_is_no_error() -> None:
         assert (await it.get(origin(2))).reachable
 
 
-async def test_a_pause_on_the_ladder_is_never_dropped_while_it_is_the_only_copy() -> None:
+async def test_a_record_that_says_when_to_retry_is_not_dropped_without_storage() -> None:
     async with house(DOWN, cache={"hot_records": 1, "max_bytes": 10_000}) as it:
         for number in range(20):
             await it.get(origin(number))
@@ -111,7 +111,7 @@ async def test_a_pause_on_the_ladder_is_never_dropped_while_it_is_the_only_copy(
         assert len(it.source.asked) == asked
 
 
-async def test_what_was_dropped_is_found_in_the_storage() -> None:
+async def test_a_dropped_record_is_read_from_the_storage() -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage, cache={"hot_records": 1, "max_bytes": 4_000}) as it:
         for number in range(100):
@@ -183,7 +183,7 @@ def lasting_until(moment: float, number: int) -> Record:
 
 
 @pytest.mark.parametrize("set_back", [0.0, -3_600.0])
-async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_record(
+async def test_refusals_of_the_guard_are_forgotten_without_a_look_at_every_record(
     monkeypatch: pytest.MonkeyPatch, set_back: float
 ) -> None:
     """With 300,000 hot records, checking each would block the loop for a tenth of a second."""
@@ -253,7 +253,7 @@ async def test_expired_records_leave_in_steps_and_at_their_time(
     expiry.close()
 
 
-async def test_what_is_asked_about_stays_hot() -> None:
+async def test_a_record_that_is_asked_about_stays_in_use() -> None:
     async with house(cache={"hot_records": 20}) as it:
         await fill(it, 20)
         for number in range(20, 200):

@@ -58,7 +58,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_who_lives_sees_one_connection_and_one_look_up(
+async def test_a_living_host_sees_one_connection_and_one_look_up(
     virtual_internet: FakeInternet, sockets: list[socket.socket], scheme: str
 ) -> None:
     net = virtual_internet
@@ -73,7 +73,7 @@ async def test_who_lives_sees_one_connection_and_one_look_up(
     assert [query.name for query in net.resolver.queries] == ["a.test"]
 
 
-def test_it_holds_on_uvloop_which_connects_sockets_in_its_own_way() -> None:
+def test_a_connection_made_before_the_request_is_used_on_uvloop() -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def run() -> None:
@@ -121,7 +121,7 @@ def lost(net: FakeInternet) -> None:
         (lost, Reason.TIMEOUT),
     ],
 )
-async def test_for_who_is_dead_no_request_is_built_and_the_reason_is_that_of_the_usual_way(
+async def test_a_dead_host_gets_no_request_and_the_usual_reason(
     virtual_internet: FakeInternet,
     built: list[str],
     sockets: list[socket.socket],
@@ -156,7 +156,7 @@ async def test_the_address_that_answers_is_used_where_others_of_the_name_do_not(
     assert len(net.connections) == 1
 
 
-async def test_what_the_guard_refuses_is_not_dialled_and_has_the_one_reason(
+async def test_an_address_refused_by_the_guard_is_not_dialled(
     virtual_internet: FakeInternet, sockets: list[socket.socket]
 ) -> None:
     net = virtual_internet
@@ -184,7 +184,7 @@ async def test_a_connection_that_no_request_takes_is_closed(
         assert [sock.fileno() for sock in sockets] == [-1]
 
 
-async def test_who_answered_before_is_asked_the_usual_way(
+async def test_a_host_that_answered_before_is_not_dialled_ahead(
     virtual_internet: FakeInternet, sockets: list[socket.socket]
 ) -> None:
     net = virtual_internet

@@ -82,7 +82,9 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_without_the_guard_each_way_leads_inside(world: FakeInternet, way: str) -> None:
+async def test_without_the_guard_each_url_reaches_the_private_server(
+    world: FakeInternet, way: str
+) -> None:
     world.dns("mapped.test", f"::ffff:{INNER}")
     async with world.session() as session:
         assert await body(session, inner_urls(world)[way]) == "a secret"
@@ -91,7 +93,9 @@ async def test_without_the_guard_each_way_leads_inside(world: FakeInternet, way:
 
 @happy_eyeballs
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_way_leads_inside(world: FakeInternet, way: str, delay) -> None:
+async def test_the_guard_refuses_every_url_of_a_private_server(
+    world: FakeInternet, way: str, delay
+) -> None:
     world.dns("mapped.test", f"::ffff:{INNER}")
     async with guarded(world, delay) as session:
         await assert_refused(session, inner_urls(world)[way])
@@ -100,7 +104,9 @@ async def test_no_way_leads_inside(world: FakeInternet, way: str, delay) -> None
 
 @happy_eyeballs
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_redirect_leads_inside(world: FakeInternet, way: str, delay) -> None:
+async def test_the_guard_refuses_every_redirect_to_a_private_server(
+    world: FakeInternet, way: str, delay
+) -> None:
     world.dns("mapped.test", f"::ffff:{INNER}")
     world.sites["good.test"].redirect("/start", inner_urls(world)[way])
     async with guarded(world, delay) as session:
@@ -176,7 +182,7 @@ async def test_a_change_between_check_and_dial_is_caught_at_the_socket(
     assert world.connections == []
 
 
-async def test_a_refusal_is_known_though_its_error_was_merged_away(
+async def test_a_refusal_is_recognised_though_the_errors_were_merged(
     world: FakeInternet, monkeypatch
 ) -> None:
     async def merging(addr_infos, socket_factory, **_: object) -> None:
@@ -273,7 +279,7 @@ async def test_a_failed_look_up_is_no_refusal(world: FakeInternet, step: Fail) -
     assert not isinstance(caught.value.os_error, AddressRefused)
 
 
-async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) -> None:
+async def test_requests_that_share_a_look_up_share_its_refusal(world: FakeInternet) -> None:
     world.resolver.delay = (1e-6, 1e-6)  # a look-up without delay would end before it is shared
     async with guarded(world) as session:
         results = await asyncio.gather(
@@ -283,7 +289,7 @@ async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) 
     assert len(world.resolver.queries) == 1
 
 
-async def test_the_error_says_nothing_about_what_is_inside(world: FakeInternet) -> None:
+async def test_the_error_tells_nothing_about_private_addresses(world: FakeInternet) -> None:
     texts = set()
     async with guarded(world) as session:
         for answer in ([INNER], ["10.0.0.1"], ["::1", "169.254.169.254"]):
@@ -297,13 +303,13 @@ async def test_the_error_says_nothing_about_what_is_inside(world: FakeInternet) 
 
 
 @pytest.mark.parametrize("url", ["http://localhost/", "http://redis/", "http://db.internal/"])
-async def test_inner_names_are_not_even_looked_up(world: FakeInternet, url: str) -> None:
+async def test_names_of_inner_networks_are_not_looked_up(world: FakeInternet, url: str) -> None:
     async with guarded(world) as session:
         await assert_refused(session, url)
     assert world.resolver.queries == []
 
 
-async def test_the_resolver_alone_knows_inner_names(world: FakeInternet) -> None:
+async def test_the_guarded_resolver_refuses_inner_names_by_itself(world: FakeInternet) -> None:
     world.dns("db.internal", PUBLIC)
     with pytest.raises(AddressRefused):
         await GuardedResolver(Guard(CONFIG), world.resolver).resolve("db.internal", 80)
@@ -316,7 +322,7 @@ async def test_a_redirect_to_a_bad_port_is_refused(world: FakeInternet) -> None:
         await assert_refused(session, "http://good.test/start")
 
 
-async def test_a_websocket_is_not_a_fetch(world: FakeInternet) -> None:
+async def test_a_websocket_is_denied(world: FakeInternet) -> None:
     async with guarded(world) as session:
         with pytest.raises(Denied):
             await session.ws_connect("ws://good.test/")
@@ -396,7 +402,7 @@ async def test_the_connector_closes_its_own_resolver_only(
     assert closed == ([resolver] if ours else [])
 
 
-async def test_a_socket_factory_of_ones_own_would_lead_round_the_guard() -> None:
+async def test_a_socket_factory_for_the_guarded_connector_is_refused() -> None:
     with pytest.raises(ConfigError):
         guarded_connector(socket_factory=lambda info: None)
 

@@ -21,7 +21,7 @@ def reborn(clock: VirtualClock, *, wall: float = 0.0) -> VirtualClock:
     return VirtualClock(start=7.0, wall=clock.wall() + wall)
 
 
-async def test_a_restart_asks_nobody_before_it_must() -> None:
+async def test_after_a_restart_a_fresh_record_is_not_fetched_again() -> None:
     storage = MemoryStorage()
     async with house(storage=storage) as first:
         await first.get()
@@ -65,7 +65,7 @@ async def test_an_expired_record_still_gives_its_validators() -> None:
         assert record.standing(second.clock).state is State.PARSED
 
 
-async def test_the_ladder_and_its_beginning_survive() -> None:
+async def test_retry_delays_and_the_start_of_an_outage_survive_a_restart() -> None:
     storage = MemoryStorage()
     async with house(lasting(HOUR), storage=storage) as first:
         await first.get()
@@ -99,7 +99,7 @@ async def test_pages_reported_before_the_restart_count_after_a_month() -> None:
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-async def test_a_clock_set_wrong_between_two_processes_makes_us_ask(jump: float) -> None:
+async def test_a_jump_of_the_wall_clock_between_two_processes_expires_a_record(jump: float) -> None:
     storage = MemoryStorage()
     async with house(storage=storage) as first:
         await first.get()
@@ -128,7 +128,7 @@ async def test_a_clock_set_while_down_changes_no_lifetime_on_one_start_of_the_ma
 
 
 @pytest.mark.parametrize("jump", [-30 * DAY, -2 * HOUR, 2 * HOUR, 30 * DAY])
-async def test_a_clock_set_while_down_moves_nobody_on_the_ladder(jump: float) -> None:
+async def test_a_clock_set_while_down_changes_no_retry_delay(jump: float) -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage) as first:
         left = (await first.get()).expires - first.clock.monotonic()
@@ -141,7 +141,7 @@ async def test_a_clock_set_while_down_moves_nobody_on_the_ladder(jump: float) ->
         assert record.unreachable_for(second.clock.monotonic()) == pytest.approx(left / 2)
 
 
-async def test_a_clock_set_back_prolongs_no_pause() -> None:
+async def test_a_clock_set_back_prolongs_no_retry_delay() -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage) as first:
         pause = (await first.get()).expires - first.clock.monotonic()
