@@ -50,7 +50,7 @@ async def far(join: Join, time: FleetTime) -> AsyncIterator[FarMember]:
     await wire.close()
 
 
-async def test_a_question_leaves_while_another_awaits_its_answer(far: FarMember) -> None:
+async def test_a_call_is_sent_while_another_awaits_its_answer(far: FarMember) -> None:
     """The answers to both are lost; asking again with the same tokens returns the same ones."""
     far.wire.how = "swallow replies"
     first = asyncio.create_task(take(far.ledger, "a:1", "h"))
@@ -107,7 +107,7 @@ async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
     return answers[0]
 
 
-async def test_an_end_that_overtakes_its_take_leaves_no_hold(far: FarMember) -> None:
+async def test_an_end_that_overtakes_its_grant_leaves_no_hold(far: FarMember) -> None:
     """As for a lease that is cancelled immediately."""
     await overtaken(far, take(far.ledger, "a:1", "h", "all"), End("a:1", "undone"))
     for view in await far.ledger.look(["h", "all"]):
@@ -161,14 +161,14 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
     assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # including a possible heartbeat
 
 
-async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
+async def test_a_heartbeat_in_flight_delays_no_lease(join: Join) -> None:
     ledger = await join()
     async with ledger._lock:  # like a heartbeat that awaits its answer
         async with asyncio.timeout(PATIENCE):
             assert await granted(ledger, "a:1", "h")
 
 
-async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
+async def test_grants_in_flight_are_discarded_when_a_new_epoch_begins(
     join: Join, time: FleetTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its grants were made in an earlier epoch."""
@@ -194,7 +194,7 @@ async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
     assert await granted(ledger, "a:1", "h")
 
 
-async def test_who_recovers_waits_for_what_is_under_way(
+async def test_a_member_that_recovers_waits_for_its_calls_in_flight(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer of the old connection must not be mistaken for one of the new."""
@@ -241,7 +241,7 @@ async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None
     await ending
 
 
-def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_be() -> None:
+def test_a_call_is_sent_earlier_by_the_shortest_round_trip() -> None:
     air = Flights()
     assert air.send_delay(2.0) == 2.0
     air.shortest_trips = [0.5, 4.0]  # the shortest one errs on the slow side
@@ -249,7 +249,7 @@ def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_
     assert air.send_delay(0.2) == 0.0
 
 
-async def test_who_has_to_wait_asks_a_round_trip_ahead(
+async def test_a_waiting_member_asks_a_round_trip_before_the_scope_is_due(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the question arrives at the time that the store returned."""
@@ -264,7 +264,7 @@ async def test_who_has_to_wait_asks_a_round_trip_ahead(
     assert listener.opened_for == [("b:1", 1.0)]
 
 
-async def test_one_command_that_is_refused_leaves_the_others_their_answers(join: Join) -> None:
+async def test_a_refused_command_does_not_fail_the_others_of_its_flight(join: Join) -> None:
     """And a connection that was closed returns no answers."""
     ledger = await join()
     line = ledger._store._connection
@@ -282,7 +282,9 @@ async def test_one_command_that_is_refused_leaves_the_others_their_answers(join:
         await ledger._store.run("ECHO", "4")
 
 
-async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: FleetTime) -> None:
+async def test_a_member_that_closes_during_a_heartbeat_leaves_the_fleet(
+    join: Join, time: FleetTime
+) -> None:
     """It leaves the fleet all the same: a cancellation that redis-py's deadlines swallow would keep
     the heartbeat running for ever, and one that closes the connection would prevent leaving."""
     for turns in range(12):

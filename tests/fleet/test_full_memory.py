@@ -55,7 +55,7 @@ async def refused(ledger: RedisLedger, call: str, *arguments: object) -> None:
         await getattr(ledger, call)(*arguments)
 
 
-async def test_a_store_without_memory_is_lost_until_there_is_some(
+async def test_a_store_out_of_memory_is_lost_until_memory_is_free(
     join: Join,
     server: Server,
     full: Callable[[], None],

@@ -86,7 +86,7 @@ async def hears(ledger: RedisLedger) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_key(
+async def test_a_promoted_replica_without_the_last_write_begins_a_new_epoch(
     failover: Failover,
 ) -> None:
     """By the key alone, nothing would seem to have happened."""
@@ -114,7 +114,7 @@ async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_k
     assert near(await wait_of(other, "b:4", "known"), 55.0, 2.0)
 
 
-async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
+async def test_a_promoted_replica_waits_for_the_hold_of_a_member_that_is_gone(
     failover: Failover,
 ) -> None:
     one, other = await failover.join(Knowing()), await failover.join(Knowing())
@@ -137,7 +137,7 @@ async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
     assert await granted(other, "b:2", "x", interval=0.0)
 
 
-async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
+async def test_a_grant_older_than_its_hold_is_discarded_after_flushall(
     join: Join, time: FleetTime
 ) -> None:
     """It discards a grant that it has not used before the others may start."""
@@ -177,7 +177,7 @@ async def again_or_granted(ledger: RedisLedger, token: str, host: str) -> Grante
 
 
 @pytest.mark.parametrize("left", [0.5, 5.0, 19.0])
-async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_left(
+async def test_an_interval_counts_from_the_end_of_a_hold_without_a_head(
     join: Join, time: FleetTime, left: float
 ) -> None:
     """Its request may have been sent at its very end, from which the interval counts, as do a
@@ -197,7 +197,9 @@ async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_lef
 
 
 @pytest.mark.parametrize("block_first", [True, False])
-async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: bool) -> None:
+async def test_a_429_and_an_end_sent_together_in_either_order_let_no_request_start(
+    join: Join, block_first: bool
+) -> None:
     """If both are sent in one turn of the loop, no request starts between the two."""
     one, other = await join(), await join()
     listener = Listener()
@@ -215,7 +217,9 @@ async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: 
     assert near(await wait_of(other, "b:1", "h", interval=0.0), 30.0, 1.0)
 
 
-async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
+async def test_a_block_between_grant_and_send_reaches_the_holder_of_a_second_slot(
+    join: Join,
+) -> None:
     """The second request is notified before an answer could show the block."""
     one, other = await join(), await join()
     two = ScopeRequest("h", 0.0, 2)
@@ -234,7 +238,9 @@ async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
     assert near(await wait_of(other, "b:2", two), 30.0, 1.0)
 
 
-async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: Join) -> None:
+async def test_a_reply_lost_on_the_way_is_asked_for_again_and_is_the_same_grant(
+    time: FleetTime, join: Join
+) -> None:
     """The grant was made: asking again with the same token returns it, and a second member is not
     granted anything."""
     other = await join()

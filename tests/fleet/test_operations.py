@@ -53,7 +53,7 @@ async def asks(gate: Gatekeeper) -> None:
         lease.report(status=200)
 
 
-async def test_pause_and_resume(gates: TwoGates) -> None:
+async def test_a_pause_and_a_resume_reach_the_other_members(gates: TwoGates) -> None:
     one, other = gates
     await asks(one)
     await asks(other)
@@ -136,7 +136,7 @@ async def test_a_block_that_only_one_that_left_had_met_outlasts_a_loss(
     assert await blocked(other)
 
 
-async def test_block_and_its_end(gates: TwoGates) -> None:
+async def test_a_block_and_its_end_reach_the_other_members(gates: TwoGates) -> None:
     one, other = gates
     await asks(one)
     await asks(other)
@@ -150,7 +150,7 @@ async def test_block_and_its_end(gates: TwoGates) -> None:
     await asks(one)
 
 
-async def test_a_pause_holds_where_nothing_was_heard_of_it(
+async def test_a_pause_holds_for_a_member_that_missed_its_message(
     gates: TwoGates, join: Join, internet: FakeInternet
 ) -> None:
     """For a member that joins later and does not know the host."""
@@ -164,7 +164,7 @@ async def test_a_pause_holds_where_nothing_was_heard_of_it(
         await asks(late)
 
 
-async def test_a_refresh_asks_the_site_once_and_all_have_what_it_says(
+async def test_a_refresh_fetches_once_and_every_member_has_the_new_file(
     gates: TwoGates, internet: FakeInternet
 ) -> None:
     one, other = gates
@@ -183,7 +183,7 @@ async def denied(gate: Gatekeeper) -> bool:
     return not await gate.allowed(URL)
 
 
-async def test_an_override_is_followed_by_all_and_by_who_comes_later(
+async def test_an_override_holds_for_all_members_and_for_later_ones(
     gates: TwoGates, join: Join, internet: FakeInternet, server: Server
 ) -> None:
     one, other = gates
@@ -235,7 +235,7 @@ async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     await until(lambda: len(heard) == 2)
 
 
-async def test_any_member_says_which_member_holds_what(
+async def test_every_member_knows_which_member_holds_a_lease(
     gates: TwoGates, internet: FakeInternet, server: Server
 ) -> None:
     one, _ = gates
@@ -268,7 +268,7 @@ async def test_any_member_says_which_member_holds_what(
 
 
 @pytest.mark.parametrize("way", ["acquire", "a sidecar"])
-async def test_who_waits_for_a_file_in_a_quarantine_is_told_of_the_fleet(
+async def test_a_question_that_waits_in_a_quarantine_is_told_of_the_fleet(
     internet: FakeInternet, join: Join, way: str
 ) -> None:
     """Like a request that waits for a lease: otherwise nothing would explain why a healthy site is

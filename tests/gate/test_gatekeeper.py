@@ -63,7 +63,7 @@ async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
         yield gate
 
 
-async def test_a_storage_that_is_called_memory_is_none(
+async def test_the_storage_path_memory_creates_no_file(
     internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the sidecar: "memory" is not a file of that name in the current directory."""
@@ -88,7 +88,7 @@ async def test_a_rule_decides_and_is_named(internet: FakeInternet, gate: Gatekee
     assert not decision
 
 
-async def test_a_missing_file_means_welcome(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_a_missing_file_allows(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test")
     decision = await gate.check("http://a.test/x")
     assert (decision.verdict, decision.reason, decision.state) == (
@@ -98,7 +98,7 @@ async def test_a_missing_file_means_welcome(internet: FakeInternet, gate: Gateke
     )
 
 
-async def test_an_empty_file_means_welcome(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_an_empty_file_allows(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test").robots("")
     decision = await gate.check("http://a.test/x")
     assert (decision.verdict, decision.reason) == (Verdict.ALLOW, Reason.EMPTY_FILE)
@@ -122,7 +122,9 @@ async def test_an_unknown_name_defers(gate: Gatekeeper) -> None:
     assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.DNS_NXDOMAIN)
 
 
-async def test_many_questions_cost_one_fetch(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_a_thousand_questions_about_one_origin_cost_one_fetch(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
     hold = Hold(Page("User-agent: *\nDisallow: /no\n"))
     site = internet.site("a.test").robots(hold)
     questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
@@ -178,7 +180,7 @@ async def test_check_many_of_warm_origins_lets_others_work() -> None:
     assert turns > 50
 
 
-async def test_check_many_keeps_order_and_loses_nothing(
+async def test_check_many_keeps_the_order_and_answers_every_url(
     internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     hold = Hold(Page("User-agent: *\nDisallow: /\n"))
@@ -272,7 +274,7 @@ async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, ra
         ("http://c.test/", BLOCKED_NOTE),
     ],
 )
-async def test_a_refusal_by_the_guard_says_what_the_url_itself_shows(
+async def test_the_note_of_a_refusal_names_what_the_url_itself_shows(
     internet: FakeInternet, raw: str, note: str
 ) -> None:
     internet.dns("in.test", "10.0.0.1")
@@ -315,7 +317,7 @@ _NO_REMEDY_IN_ALLOW = (
         ("0.0.0.0",),
     ],
 )
-async def test_t2_what_a_name_leads_to_changes_no_word_of_a_refusal(
+async def test_t2_the_address_of_a_name_changes_no_word_of_a_refusal(
     internet: FakeInternet, answers: tuple[str, ...]
 ) -> None:
     """Whatever the address is: another network, this machine, its own listener, the deny list."""
@@ -341,7 +343,7 @@ async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(
     assert not await gate.allowed("http://u:p@a.test/")
 
 
-async def test_the_operators_word_comes_before_the_sites(internet: FakeInternet) -> None:
+async def test_a_rule_of_the_operator_allows_what_the_file_denies(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /\n")
     host = [{"match": "a.test", "robots": "allow", "reason": "our own site"}]
     async with gate_on(internet, host=host) as gate:
@@ -394,7 +396,7 @@ async def test_a_change_of_rules_is_an_event(internet: FakeInternet, gate: Gatek
     assert seen == ["http://a.test"]
 
 
-async def test_ids_are_unique(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_decision_ids_are_unique(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test").robots("")
     ids = {(await gate.check("http://a.test/")).id for _ in range(100)}
     assert len(ids) == 100
@@ -410,7 +412,7 @@ async def test_a_user_agent_without_a_token_is_refused() -> None:
         Gatekeeper("(+https://example.org)")
 
 
-async def test_a_session_that_is_handed_in_is_used_as_it_is(internet: FakeInternet) -> None:
+async def test_a_session_passed_in_is_used_unguarded_and_not_closed(internet: FakeInternet) -> None:
     internet.site("localhost").robots("User-agent: *\nDisallow: /no\n")
     async with internet.session() as session, Gatekeeper(AGENT, session=session) as gate:
         assert not gate.stats().guarded
@@ -431,7 +433,7 @@ ODD_PATHS = st.text(
     robots=st.sampled_from(FILES),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_hot_path_gives_the_answer_of_the_long_one(
+def test_every_spelling_of_a_url_has_one_answer_on_the_fast_path(
     paths: list[str], authority: str, robots: str
 ) -> None:
     """No spelling of a URL may get another answer from the fast path."""
@@ -478,7 +480,7 @@ async def test_a_soft_expired_record_leaves_the_hot_path(internet: FakeInternet)
         (Page("no", 401, headers={"WWW-Authenticate": 'Basic realm="a"'}), Reason.NO_FILE),
     ],
 )
-async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
+async def test_a_demand_to_pay_or_license_allows_and_is_the_reason(
     internet: FakeInternet, gate: Gatekeeper, page: Page, reason: Reason
 ) -> None:
     internet.site("a.test").on("/robots.txt", page)
@@ -487,7 +489,7 @@ async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
     assert (decision.state, decision.robots_status) == (State.UNAVAILABLE, page.status)
 
 
-async def test_a_lease_taken_by_hand_awaits_no_answer_however_it_was_had(
+async def test_a_lease_without_a_session_does_not_await_a_response(
     internet: FakeInternet,
 ) -> None:
     """Its holder may not have sent the request yet: a missing response proves nothing."""

@@ -31,7 +31,7 @@ def hashed(root: object) -> Iterator[dict[Any, Any] | set[Any]]:
                 waiting.append(each)
 
 
-async def test_nothing_grows_as_one_piece_with_the_number_of_origins(
+async def test_no_single_container_grows_with_the_number_of_origins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A dictionary of 300,000 keys that grows stops the loop for 8 ms and more, and several with a

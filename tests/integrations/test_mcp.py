@@ -77,7 +77,7 @@ async def test_ten_fetches_cost_one_robots_txt_and_keep_the_pace(internet: FakeI
         assert gate.stats().pacing.in_flight == 0
 
 
-async def test_what_is_denied_is_not_fetched_and_says_why(internet: FakeInternet) -> None:
+async def test_a_denied_page_is_not_fetched_and_the_reason_is_told(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots(DENYING).on("/x", redirect("/private/y"))
     async with agent(internet) as (client, _):
         for path in ("/private", "/x"):
@@ -109,7 +109,7 @@ async def test_a_503_defers_and_a_private_address_is_refused(internet: FakeInter
             assert (await client.call_tool("fetch", {"url": url})).is_error
 
 
-async def test_sizes_are_bounded_and_forms_are_as_asked(internet: FakeInternet) -> None:
+async def test_a_page_is_cut_at_max_bytes_and_has_the_asked_format(internet: FakeInternet) -> None:
     internet.site("a.test").robots("").page("/", "x" * 5000, content_type="text/plain")
     internet.sites["a.test"].page("/h", "<p>a <b>b</b></p>", content_type="text/html")
     async with agent(internet) as (client, _):
@@ -327,7 +327,7 @@ async def test_the_command_serves_over_http_to_several_with_one_gate(
     assert site.paths == ["/robots.txt", "/x", "/x"]
 
 
-async def test_a_refusal_holds_the_decision_behind_it(internet: FakeInternet) -> None:
+async def test_a_refused_redirect_has_the_decision_of_its_target(internet: FakeInternet) -> None:
     internet.site("a.test").robots(DENYING).on("/x", redirect("/private/y"))
     async with agent(internet) as (client, _):
         refused = (await client.call_tool("fetch", {"url": "http://a.test/x"})).structured_content
@@ -351,7 +351,7 @@ async def test_a_host_that_is_not_due_in_time_is_refused_at_once(internet: FakeI
 
 
 @pytest.mark.parametrize("tool", ["may_i_fetch", "explain", "fetch"])
-async def test_every_tool_keeps_to_its_time(internet: FakeInternet, tool: str) -> None:
+async def test_every_tool_ends_at_its_time_limit(internet: FakeInternet, tool: str) -> None:
     internet.site("a.test").on("/robots.txt", Hold(Page("")))
     async with agent(internet, wait=0.2) as (client, _):
         found = await client.call_tool(tool, {"url": "http://a.test/x"})
@@ -359,7 +359,7 @@ async def test_every_tool_keeps_to_its_time(internet: FakeInternet, tool: str) -
         assert "0.2 s" in found.content[0].text
 
 
-async def test_so_many_pages_at_once_and_no_more(
+async def test_concurrent_fetches_are_bounded(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.integrations.mcp.MOST_FETCHES", 2)
@@ -389,7 +389,7 @@ async def test_credentials_in_a_url_are_refused(internet: FakeInternet) -> None:
     assert "/x" not in site.paths
 
 
-async def test_what_is_no_text_is_told_and_charsets_are_those_of_pages(
+async def test_binary_content_is_refused_and_the_charset_of_a_page_is_used(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots("").page("/i", b"\x89PNG\0\0", content_type="image/png")
@@ -408,7 +408,7 @@ async def test_what_is_no_text_is_told_and_charsets_are_those_of_pages(
 # --- with a sidecar
 
 
-async def test_over_a_sidecar_it_is_the_sidecar_s_robot(
+async def test_a_server_over_a_sidecar_uses_the_user_agent_of_the_sidecar(
     internet: FakeInternet, sidecar_on: Any
 ) -> None:
     site = internet.site("a.test").robots(DENYING).page("/x", "hello", content_type="text/plain")

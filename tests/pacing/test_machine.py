@@ -330,7 +330,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_crawl_with_every_accident_breaks_nothing(seed: int) -> None:
+def test_a_long_random_crawl_violates_no_interval(seed: int) -> None:
     rng = random.Random(seed)
     machine = Politeness()
     try:

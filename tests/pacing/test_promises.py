@@ -78,7 +78,7 @@ AGAIN: list[Again] = [Runs.crash, Runs.restart]
 
 
 @pytest.mark.parametrize("again", AGAIN, ids=["crash", "restart"])
-async def test_a_clock_goes_on_where_it_was(runs: Runs, again: Again) -> None:
+async def test_an_interval_holds_across_a_restart(runs: Runs, again: Again) -> None:
     await runs.start()
     grant = await runs.take(10.0)
     grant.report(200)
@@ -88,7 +88,9 @@ async def test_a_clock_goes_on_where_it_was(runs: Runs, again: Again) -> None:
     await runs.scheduler.close()
 
 
-async def test_a_text_that_asks_for_more_now_counts_from_the_same_request(runs: Runs) -> None:
+async def test_a_longer_crawl_delay_after_a_restart_counts_from_the_last_request(
+    runs: Runs,
+) -> None:
     await runs.start()
     grant = await runs.take(10.0)
     grant.release()
@@ -97,7 +99,7 @@ async def test_a_text_that_asks_for_more_now_counts_from_the_same_request(runs: 
     await runs.scheduler.close()
 
 
-async def test_it_does_so_where_no_clock_ran_before_a_clean_restart(runs: Runs) -> None:
+async def test_a_longer_crawl_delay_after_a_restart_holds_where_no_clock_ran(runs: Runs) -> None:
     await runs.start()
     (await runs.take(0.0)).release()
     await runs.restart(4.0)
@@ -135,7 +137,9 @@ async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs
     await runs.scheduler.close()
 
 
-async def test_they_do_so_where_an_earlier_longer_clock_was_kept(runs: Runs) -> None:
+async def test_clocks_too_short_to_be_kept_count_as_just_used_beside_an_older_record(
+    runs: Runs,
+) -> None:
     """Once a cause of slowing is over, the host's clock is short again, and its record is old."""
     await runs.start()
     grant = await runs.take(0.5)
@@ -156,7 +160,7 @@ async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs:
     await runs.scheduler.close()
 
 
-async def test_a_clean_restart_delays_nobody_else(runs: Runs) -> None:
+async def test_a_clean_restart_does_not_delay_an_unknown_host(runs: Runs) -> None:
     await runs.start()
     (await runs.take(10.0)).release()
     await runs.restart()
@@ -253,7 +257,7 @@ async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
     await runs.scheduler.close()
 
 
-async def test_a_rate_that_was_said_holds_until_its_end(runs: Runs) -> None:
+async def test_a_rate_limit_of_a_response_holds_until_its_end_across_a_restart(runs: Runs) -> None:
     await runs.start()
     grant = await runs.take(None)
     grant.report(200, rate_limit='"d";r=10;t=600')
@@ -355,7 +359,7 @@ async def test_a_wall_clock_set_while_down_changes_nothing(
 
 
 @pytest.mark.parametrize("jump", [-DAY, DAY])
-async def test_what_stands_in_the_storage_was_said_anew_after_a_jump(
+async def test_stored_times_are_written_again_after_a_jump_of_the_wall_clock(
     runs: Runs, jump: float
 ) -> None:
     """The wall clock decides which records are old, and what holds after a reboot."""
@@ -405,7 +409,7 @@ async def test_after_a_start_of_the_machine_the_wall_clock_says_how_long_ago_it_
     await runs.scheduler.close()
 
 
-async def test_a_jump_is_told_once_while_it_runs(
+async def test_a_jump_of_the_wall_clock_is_logged_once(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     await runs.start()
@@ -416,7 +420,7 @@ async def test_a_jump_is_told_once_while_it_runs(
     await runs.scheduler.close()
 
 
-async def test_a_turn_open_at_a_crash_is_waited_for_once_however_the_wall_clock_jumps(
+async def test_a_lease_open_at_a_crash_is_waited_for_once_however_the_wall_clock_jumps(
     runs: Runs,
 ) -> None:
     await runs.start()
@@ -427,7 +431,7 @@ async def test_a_turn_open_at_a_crash_is_waited_for_once_however_the_wall_clock_
     await runs.scheduler.close()
 
 
-async def test_what_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
+async def test_a_lease_that_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
     await runs.start()
     runs.storage.fails = True
     for _ in range(3):
@@ -472,7 +476,7 @@ async def test_nothing_is_granted_before_the_next_run_would_know_of_a_crash(runs
     await runs.scheduler.close()
 
 
-async def test_who_waits_is_refused_at_the_turn_that_can_not_be_kept(runs: Runs) -> None:
+async def test_a_waiter_is_refused_when_its_grant_can_not_be_stored(runs: Runs) -> None:
     await runs.start()
     (await runs.take(10.0)).release()
     waiting = [asyncio.create_task(runs.take(10.0)) for _ in range(3)]
@@ -485,7 +489,7 @@ async def test_who_waits_is_refused_at_the_turn_that_can_not_be_kept(runs: Runs)
     await runs.scheduler.close()
 
 
-async def test_a_promise_precedes_the_grant(runs: Runs) -> None:
+async def test_the_clock_of_a_grant_is_durable_before_the_grant(runs: Runs) -> None:
     await runs.start()
     await runs.take(10.0)
     record = runs.storage.durable[HOST]
