@@ -171,7 +171,7 @@ async def test_no_lease_is_given_at_once_at_max_in_flight(make: Make, clock: Vir
 
 
 @pytest.mark.parametrize("what", ["frozen", "paused", "blocked", "closed"])
-async def test_a_frozen_paused_or_blocked_host_gives_no_lease_at_once(
+async def test_a_host_gives_no_lease_at_once_while_frozen_paused_blocked_or_closed(
     make: Make, clock: VirtualClock, what: str
 ) -> None:
     scheduler = await make()

@@ -120,7 +120,7 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
     some_of([(200, "one"), (10, "one"), (25, "many"), (10, "many"), (25, "one")], 2),
 )
 @pytest.mark.parametrize("kind", KINDS)
-async def test_embedded(
+async def test_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, count: int, sites: str
 ) -> None:
     hosts = dead_hosts(internet, kind, count, sites=sites)
@@ -128,7 +128,7 @@ async def test_embedded(
 
 
 @pytest.mark.parametrize("kind", [*(KINDS if LONG else ()), "all"])
-async def test_embedded_with_many_more(
+async def test_thousands_of_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,

@@ -142,7 +142,7 @@ async def crawler(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Crawl
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_sites_do_not_notice_that_it_was_killed(
+async def test_a_crawl_killed_and_restarted_violates_no_rule_of_a_site(
     internet: FakeInternet, crawler: Crawler, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -204,7 +204,7 @@ def kept_what_was_owed(world: World, breach: Breach, starts: list[float], lost: 
 
 @pytest.mark.parametrize("room", [131_072, 0])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed(
+async def test_a_crawl_killed_on_a_full_disk_violates_no_rule_of_a_site(
     internet: FakeInternet, crawler: Crawler, seed: int, room: int
 ) -> None:
     """No space is left except what the journal had reserved, or not even that."""
@@ -253,7 +253,7 @@ SLOW = {"slow.test": 8.0, "slower.test": 20.0, "plain.test": 1.0}
 
 
 @pytest.mark.parametrize("jump", some_of([-7200.0, 7200.0, 30 * 86_400.0, -86_400.0], 2))
-async def test_the_sites_do_not_notice_that_the_wall_clock_was_set_meanwhile(
+async def test_a_crawl_killed_while_the_wall_clock_is_set_violates_no_rule_of_a_site(
     internet: FakeInternet, crawler: Crawler, jump: float
 ) -> None:
     clock = internet.clock

@@ -105,7 +105,7 @@ HOSTS = [f"warm{n}.test" for n in range(5)]
 
 @pytest.mark.parametrize("how", ["no route", "silent"])
 @pytest.mark.parametrize(("hosts", "every"), some_of([(3, None), (5, None), (0, 0.2), (5, 0.4)], 2))
-async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
+async def test_a_lost_uplink_is_found_soon_counts_against_no_host_and_ends_at_once(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,
@@ -158,7 +158,7 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
 
 @pytest.mark.parametrize("how", ["no route", "silent"])
 @pytest.mark.parametrize("hosts", [3, 5])
-async def test_a_fault_ends_though_requests_that_hang_hold_every_turn(
+async def test_a_local_fault_ends_though_hanging_requests_hold_every_lease(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,

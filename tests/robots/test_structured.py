@@ -59,7 +59,7 @@ def test_a_dictionary_keeps_the_last_of_a_key() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  "])
-def test_nothing_is_an_empty_field(text: str) -> None:
+def test_an_empty_field_is_an_empty_list_or_dictionary(text: str) -> None:
     assert parse_list(text) == []
     assert parse_dictionary(text) == {}
 
@@ -128,7 +128,7 @@ def test_nothing_but_field_error_comes_of_any_text(text: str) -> None:
     ],
     ids=["members", "brackets", "inner", "params", "quotes", "digits"],
 )
-def test_reading_is_linear(text: str) -> None:
+def test_the_cost_of_reading_a_field_is_linear(text: str) -> None:
     def read() -> None:
         with contextlib.suppress(FieldError):
             parse_list(text)
