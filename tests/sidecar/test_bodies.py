@@ -135,7 +135,7 @@ async def test_a_chunked_body_is_read(door: Any) -> None:
 
 
 @pytest.mark.parametrize("wait", [300.5, 9999])
-async def test_there_is_one_bound_on_waiting(door: Any, wait: float) -> None:
+async def test_a_wait_beyond_max_wait_is_refused_with_the_limit(door: Any, wait: float) -> None:
     service = await door()
     status, problem = await service.post("/v1/leases", {"url": "http://a.test/", "wait": wait})
     assert (status, problem["most"]) == (400, 300)
@@ -245,7 +245,7 @@ STRUCTS = {
 
 
 @pytest.mark.parametrize(("method", "path"), STRUCTS)
-async def test_no_body_is_an_internal_error(
+async def test_no_request_body_causes_an_internal_error(
     door: Any, internet: FakeInternet, caplog: pytest.LogCaptureFixture, method: str, path: str
 ) -> None:
     """Every JSON type in every field, alone and beside half of a character in another field."""

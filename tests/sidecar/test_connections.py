@@ -145,7 +145,7 @@ async def ends(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("words", LISTENERS)
-async def test_t8_a_connection_counts_from_the_moment_at_which_it_is_accepted(
+async def test_t8_a_connection_counts_from_when_it_is_accepted(
     run: Run, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while its TLS is not set up, and before its first request."""
@@ -302,7 +302,7 @@ async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.1])
-async def test_what_is_under_way_when_the_service_stops_is_answered(
+async def test_requests_under_way_when_the_service_stops_are_answered(
     run: Run, internet: FakeInternet, grace: float
 ) -> None:
     """A question whose file has not come, and those that were sent behind it."""

@@ -142,7 +142,7 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
 
 
 @pytest.mark.parametrize(("kind", "sites"), some_of(itertools.product(KINDS, ["one", "many"]), 5))
-async def test_twenty_five_dead_names(
+async def test_twenty_five_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, sites: str
 ) -> None:
     hosts = dead_hosts(internet, kind, 25, sites=sites)
@@ -150,7 +150,7 @@ async def test_twenty_five_dead_names(
 
 
 @pytest.mark.parametrize("kind", [*(KINDS if LONG else ()), "all"])
-async def test_two_thousand(
+async def test_two_thousand_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,

@@ -16,7 +16,7 @@ OPEN = "User-agent: *\nDisallow:\n"
 SHUT = "User-agent: *\nDisallow: /\n"
 
 
-async def test_t13_a_batch_of_every_port_and_scheme_mixes_no_two_files(
+async def test_t13_a_batch_is_decided_by_the_file_of_each_port_and_scheme(
     door: Any, internet: FakeInternet
 ) -> None:
     internet.site("http://a.test").robots(OPEN)
@@ -34,7 +34,7 @@ async def test_t13_a_batch_of_every_port_and_scheme_mixes_no_two_files(
         ]
 
 
-async def test_t13_a_warm_origin_lends_its_answer_to_no_look_alike(
+async def test_t13_a_known_origin_does_not_decide_for_a_similar_name(
     door: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots(OPEN)
@@ -45,7 +45,7 @@ async def test_t13_a_warm_origin_lends_its_answer_to_no_look_alike(
     assert (other["origin"], other["verdict"]) == ("http://a.test.b.test", "deny")
 
 
-async def test_t14_a_decision_by_a_redirects_target_names_the_hops(
+async def test_t14_a_decision_by_a_redirected_file_names_the_hops(
     door: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").on("/robots.txt", redirect("http://b.test/for-a"))

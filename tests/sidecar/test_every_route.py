@@ -66,7 +66,7 @@ async def test_head_has_the_head_of_get(door: Any, site: Any, route: Any) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/ui/events"])
-async def test_a_head_of_a_stream_ends(door: Any, path: str) -> None:
+async def test_a_head_request_for_a_stream_ends(door: Any, path: str) -> None:
     service, heads = await door(), []
     for method in ("HEAD", "GET"):
         async with service.session.request(method, service.base + path) as response:
@@ -77,7 +77,7 @@ async def test_a_head_of_a_stream_ends(door: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted({route.path for route in ASKED}))
-async def test_what_a_path_does_not_take_is_405_and_names_what_it_does(
+async def test_a_method_that_a_path_does_not_take_is_405_and_names_the_others(
     door: Any, path: str
 ) -> None:
     service = await door()
@@ -92,7 +92,7 @@ async def test_what_a_path_does_not_take_is_405_and_names_what_it_does(
 
 
 @pytest.mark.parametrize("route", UNDER_V1, ids=name_of)
-async def test_an_unknown_parameter_is_a_mistake(door: Any, site: Any, route: Any) -> None:
+async def test_an_unknown_parameter_is_refused(door: Any, site: Any, route: Any) -> None:
     service = await door()
     where = target_of(route)
     where += ("&" if "?" in where else "?") + "nonsense=1"
@@ -105,7 +105,7 @@ async def test_an_unknown_parameter_is_a_mistake(door: Any, site: Any, route: An
 
 
 @pytest.mark.parametrize("route", [one for one in ASKED if one.body is not None], ids=name_of)
-async def test_an_unknown_field_is_a_mistake(door: Any, site: Any, route: Any) -> None:
+async def test_an_unknown_field_is_refused(door: Any, site: Any, route: Any) -> None:
     service = await door()
     status, said = await service.post(path_of(route), {"nonsense": 1})
     assert status == 400
@@ -113,7 +113,7 @@ async def test_an_unknown_field_is_a_mistake(door: Any, site: Any, route: Any) -
     assert {"type", "title", "status", "detail"} <= said.keys()
 
 
-async def test_what_is_answered_inline_knows_the_mistake_too(door: Any, site: Any) -> None:
+async def test_an_unknown_parameter_is_refused_on_the_inline_path(door: Any, site: Any) -> None:
     service, body = await door(), {"urls": ["http://a.test/page"]}
     for query, expected in (("", 200), ("", 200), ("?x=1", 400), ("?", 200)):
         assert (await service.post(f"/v1/check{query}", body))[0] == expected
@@ -179,7 +179,7 @@ async def test_a_body_that_is_too_long_is_413_and_what_follows_it_is_answered(
 
 
 @pytest.mark.parametrize("host", ["a", "evil.example", "", "[::1", "b:99999", "x@y"])
-async def test_probes_answer_under_any_name(door: Any, host: str) -> None:
+async def test_probes_answer_for_any_host_header(door: Any, host: str) -> None:
     service = await door()
     for path in ("/healthz", "/readyz"):
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
@@ -204,7 +204,7 @@ async def test_probes_answer_under_any_name(door: Any, host: str) -> None:
         ("https://evil.example", "127.0.0.1", False),
     ],
 )
-async def test_t4_the_host_of_a_whole_url_counts_and_not_the_field(
+async def test_t4_the_host_in_an_absolute_target_counts_and_not_the_host_header(
     door: Any, site: Any, path: str, target: str, host: str, accepted: bool
 ) -> None:
     """RFC 9112 section 3.2.2: a server ignores Host where the target is a whole URL."""
@@ -229,7 +229,9 @@ async def test_t7_forward_auth_judges_the_host_of_a_whole_url(door: Any, site: A
 
 
 @pytest.mark.parametrize("port", ["65536", "99999"])
-async def test_a_port_that_there_is_none_is_no_url(door: Any, internet: Any, port: str) -> None:
+async def test_a_url_with_an_impossible_port_is_invalid(
+    door: Any, internet: Any, port: str
+) -> None:
     url = f"http://a.test:{port}/page"
     service = await door()
     status, said = await service.post("/v1/check", {"urls": [url]})

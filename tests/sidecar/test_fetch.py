@@ -149,7 +149,7 @@ async def test_a_redirect_to_what_is_no_url_is_502(door: Any, site: Any, locatio
     ],
     ids=["two lengths", "no HTTP", "nothing"],
 )
-async def test_what_is_no_answer_is_told_in_words(
+async def test_a_broken_response_of_a_page_is_502_with_the_reason(
     door: Any, site: Any, data: bytes, why: str
 ) -> None:
     site.on("/odd", Raw(data))
@@ -209,7 +209,7 @@ async def test_fetch_passes_on_how_long_the_site_wants_to_be_left_alone(
         assert (response.status, response.headers["Retry-After"]) == (503, "120")
 
 
-async def test_the_wait_for_a_page_counts_as_a_wait_for_a_turn(door: Any, site: Any) -> None:
+async def test_the_wait_for_a_page_counts_as_a_wait_for_a_lease(door: Any, site: Any) -> None:
     service = await door()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/page"}
@@ -233,7 +233,7 @@ async def test_a_page_that_breaks_off_resets_the_connection_of_its_reader(
 
 
 @pytest.mark.parametrize("status", [101, 199, 600, 700, 999])
-async def test_a_status_that_is_no_answer_is_502(door: Any, site: Any, status: int) -> None:
+async def test_a_status_outside_http_is_502(door: Any, site: Any, status: int) -> None:
     site.on("/odd", Raw(b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status, "close"))
     service = await door()
     asked = {"url": "http://a.test/odd"}
@@ -287,7 +287,9 @@ async def test_a_header_in_utf_8_is_passed_on(door: Any, site: Any) -> None:
         assert (response.status, response.headers["ETag"]) == (200, '"café"')
 
 
-async def test_t12_nothing_of_an_answer_runs_or_stays_in_a_browser(door: Any, site: Any) -> None:
+async def test_t12_a_fetched_response_sets_no_cookie_and_runs_no_script(
+    door: Any, site: Any
+) -> None:
     cookies = [("Set-Cookie", "a=1"), ("Set-Cookie2", "b=2"), ("Content-Type", "text/html")]
     headers = [*cookies, ("Content-Security-Policy", "script-src *")]
     site.on("/page", Page("<script>", headers=headers)).on("/busy", Page("x", status=700))
@@ -302,7 +304,7 @@ async def test_t12_nothing_of_an_answer_runs_or_stays_in_a_browser(door: Any, si
             assert not [name for name in response.headers if name.lower().startswith("set-")]
 
 
-async def test_a_flood_of_interim_answers_costs_nobody_else_anything(
+async def test_a_flood_of_interim_responses_does_not_delay_other_requests(
     door: Any, site: Any, internet: FakeInternet
 ) -> None:
     """Endless interim responses, for a page and for robots.txt: both end; probes are answered."""

@@ -119,7 +119,7 @@ async def a_refusal_names_the_member(door: Any, page: str, member: str) -> None:
     door.service.apply_config(door.service.config, Tokens([]))
 
 
-async def test_no_door_shows_the_password_of_the_store(
+async def test_no_response_shows_the_password_of_the_store(
     door: Open, page: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In no log line, response or page, whether the store is connected or lost."""
@@ -151,7 +151,7 @@ async def everything(door: Any) -> str:
     return "\n".join(texts)
 
 
-async def test_the_answer_of_an_operator_shows_what_was_just_said(
+async def test_the_response_to_an_operator_shows_the_new_state(
     door: Open, store: Server, page: str
 ) -> None:
     """The response never shows the state before the call, on any member, however often repeated."""
@@ -199,7 +199,7 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     assert store.url in waits[0]
 
 
-async def test_a_lease_is_waited_for_until_the_store_is_restored_but_no_check(
+async def test_a_lease_waits_until_the_store_is_restored_and_a_check_does_not(
     door: Open, store: Server, page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(robots_pacing, "_PATIENCE_SECONDS", 0.1)

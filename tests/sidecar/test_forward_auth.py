@@ -63,7 +63,7 @@ async def test_t7_forward_auth_answers_trusted_peers_alone(door: Any) -> None:
 # -- what is not known ----------------------------------------------------------------------
 
 
-async def test_an_unknown_origin_is_403_and_the_fetch_starts(
+async def test_an_unknown_origin_is_403_and_its_file_is_fetched(
     door: Any, internet: FakeInternet
 ) -> None:
     hold = Hold(Page(ROBOTS))
@@ -95,7 +95,7 @@ async def test_t20_a_403_for_an_unknown_origin_has_an_id_a_reason_and_a_line_in_
     assert told["client"] == "127.0.0.1"
 
 
-async def test_rfc20_robots_txt_itself_is_let_through_though_nothing_is_known(
+async def test_rfc20_robots_txt_itself_is_allowed_for_an_unknown_origin(
     door: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").on("/robots.txt", NeverAnswer())
@@ -113,7 +113,7 @@ async def test_a_short_configured_wait_answers_the_first_question(door: Any, sit
     assert (await ask(service, FORWARDED)).status == 200
 
 
-async def test_one_question_is_one_decision(door: Any, site: Any) -> None:
+async def test_one_forward_auth_request_is_one_decision(door: Any, site: Any) -> None:
     service = await warm(door)
     before = sum(service.service.gate.stats().decisions.values())
     await ask(service, FORWARDED)
@@ -166,7 +166,7 @@ async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: Fak
 
 
 @pytest.mark.parametrize("agent", ["", "(none of your business)", "?!"])
-async def test_a_visitor_without_a_name_is_judged_as_anybody_not_as_our_robot(
+async def test_a_visitor_without_a_user_agent_is_judged_as_star(
     door: Any, site: Any, agent: str
 ) -> None:
     service = await warm(door)  # its own agent, testbot, is allowed everything
@@ -191,7 +191,7 @@ STYLES = [
 
 
 @pytest.mark.parametrize(("headers", "path"), STYLES)
-async def test_what_each_proxy_sends_is_understood(
+async def test_the_headers_of_each_supported_proxy_are_understood(
     door: Any, site: Any, headers: dict[str, str], path: str
 ) -> None:
     service = await warm(door)
@@ -215,7 +215,7 @@ FORGED = [
     "forged", FORGED, ids=lambda forged: " ".join(map(": ".join, forged.items()))
 )
 @pytest.mark.parametrize(("headers", "path"), STYLES)
-async def test_t7_no_header_of_the_visitor_opens_what_the_proxy_asks_about(
+async def test_t7_no_header_of_the_visitor_changes_what_the_proxy_asks_about(
     door: Any,
     internet: FakeInternet,
     site: Any,
@@ -263,7 +263,9 @@ async def test_a_host_may_be_an_address_with_a_port(door: Any, internet: FakeInt
 
 
 @pytest.mark.parametrize("missing", ["X-Forwarded-Proto", "X-Forwarded-Uri"])
-async def test_t7_without_a_certain_target_it_is_403(door: Any, site: Any, missing: str) -> None:
+async def test_t7_a_request_without_a_certain_target_is_403(
+    door: Any, site: Any, missing: str
+) -> None:
     service = await door(forward_auth=True)
     headers = {name: value for name, value in FORWARDED.items() if name != missing}
     assert (await ask(service, headers)).status == 403
@@ -300,7 +302,7 @@ async def status_of(service: Any, *parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("more", ODD)
-async def test_t7_what_cannot_be_told_or_read_is_403(door: Any, site: Any, more: bytes) -> None:
+async def test_t7_a_target_that_cannot_be_read_is_403(door: Any, site: Any, more: bytes) -> None:
     service = await warm(door)
     assert await status_of(service, request(b"")) == b"200"
     assert await status_of(service, request(more)) == b"403"
@@ -325,7 +327,9 @@ async def fed(service: Any, *pieces: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 10, 30, 150])
-async def test_t7_it_is_403_as_well_if_it_comes_in_pieces(door: Any, site: Any, cut: int) -> None:
+async def test_t7_a_target_that_cannot_be_read_is_403_when_sent_in_pieces(
+    door: Any, site: Any, cut: int
+) -> None:
     service = await warm(door)
     whole = request(b"X-Any: a\x01b\r\n")
     assert await fed(service, whole[:cut], whole[cut:]) == b"403"
@@ -337,12 +341,12 @@ async def test_a_url_too_long_to_be_read_is_403(door: Any, site: Any) -> None:
     assert await status_of(service, request(b"", path)) == b"403"
 
 
-async def test_what_cannot_be_read_elsewhere_is_400(door: Any, site: Any) -> None:
+async def test_an_unreadable_request_outside_forward_auth_is_400(door: Any, site: Any) -> None:
     service = await warm(door)
     assert await status_of(service, request(b"Bad Header: x\r\n", b"/v1/check")) == b"400"
 
 
-async def test_an_error_of_ours_is_403(
+async def test_an_internal_error_is_403(
     door: Any, site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = await warm(door)
@@ -369,7 +373,9 @@ async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> N
     assert service.service.clients.refused["rate"] == 1
 
 
-async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInternet) -> None:
+async def test_t15_concurrent_requests_of_a_proxy_are_bounded(
+    door: Any, internet: FakeInternet
+) -> None:
     hold = Hold(Page(ROBOTS))
     internet.site("a.test").on("/robots.txt", hold)
     service = await door(forward_auth=True, client_concurrency=1, forward_auth_wait=20.0)
@@ -404,13 +410,13 @@ async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInt
         ("", 403),
     ],
 )
-async def test_t4_it_answers_to_the_hosts_that_are_listed(
+async def test_t4_forward_auth_answers_for_listed_hosts_only(
     door: Any, site: Any, host: str, status: int
 ) -> None:
     service = await warm(door, forward_auth_hosts=("Gate.internal", "other.internal:99"))
     assert (await ask(service, FORWARDED | {"Host": host})).status == status
 
 
-async def test_as_it_comes_it_answers_to_any_host(door: Any, site: Any) -> None:
+async def test_forward_auth_without_a_list_answers_for_any_host(door: Any, site: Any) -> None:
     service = await warm(door)
     assert (await ask(service, FORWARDED | {"Host": "visited.example"})).status == 200

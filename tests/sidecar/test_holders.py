@@ -31,7 +31,7 @@ async def asked(door: Any, internet: FakeInternet) -> Any:
 
 
 @pytest.mark.parametrize(("who", "told"), [("owner", True), ("other", False), ("boss", True)])
-async def test_a_turn_that_did_not_come_in_time_says_what_holds_the_host(
+async def test_a_lease_that_did_not_come_in_time_says_what_holds_the_host(
     asked: Any, who: str, told: bool
 ) -> None:
     status, lease = await asked.post("/v1/leases", WANT, headers=bearer("owner"))
@@ -51,7 +51,7 @@ async def test_a_turn_that_did_not_come_in_time_says_what_holds_the_host(
     assert ("owner" in str(problem)) is told
 
 
-async def test_of_a_host_that_nobody_holds_nothing_is_said(asked: Any) -> None:
+async def test_a_refusal_for_a_host_that_nobody_holds_names_no_holder(asked: Any) -> None:
     gate = asked.service.gate
     _, lease = await asked.post("/v1/leases", WANT, headers=bearer("owner"))
     await asked.post(f"/v1/leases/{lease['id']}/report", {}, headers=bearer("owner"))
@@ -77,7 +77,9 @@ async def test_a_store_that_hangs_holds_up_no_refusal(
     assert (status, problem["type"]) == (429, "urn:gatekeeper:problem:not-yet")
 
 
-async def test_without_tokens_everybody_may_know(door: Any, internet: FakeInternet) -> None:
+async def test_without_tokens_every_client_is_told_the_holder(
+    door: Any, internet: FakeInternet
+) -> None:
     internet.site("a.test").robots("").page("/page", "x")
     sidecar = await door()
     await sidecar.post("/v1/leases", WANT)

@@ -75,7 +75,7 @@ async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, 
         await index.close()
 
 
-async def test_pages_by_state_name_and_key() -> None:
+async def test_hosts_are_paged_by_state_name_and_key() -> None:
     clock = VirtualClock()
     async with index_of(100, clock) as (index, scopes, _):
         scopes["h0000007.test"].ensure_history().paused = True
@@ -153,7 +153,7 @@ async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -
         assert await least_time(sorted_page) < 0.05
 
 
-async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
+async def test_the_last_scan_answers_while_the_next_is_under_way() -> None:
     clock = VirtualClock()
     async with index_of(20_000, clock) as (index, scopes, _):
         index.follow()
@@ -176,7 +176,7 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
         assert found.total == 2
 
 
-async def test_a_page_is_complete_only_when_every_host_was_looked_at() -> None:
+async def test_a_page_is_complete_only_after_a_scan_of_every_host() -> None:
     """A page is not complete if it began while thousands of hosts were not sorted yet."""
     async with index_of(30_000, VirtualClock()) as (index, _, _):
         found = await index.page(order=NEXT)
@@ -189,7 +189,7 @@ async def test_a_page_is_complete_only_when_every_host_was_looked_at() -> None:
         assert (found.total, found.complete) == (30_000, True)
 
 
-async def test_a_look_goes_in_slices() -> None:
+async def test_a_scan_of_all_hosts_lets_other_tasks_run() -> None:
     turns = 0
 
     async def count() -> None:

@@ -29,14 +29,14 @@ async def test_an_ipv6_host_needs_no_brackets(door: Any, spelling: str) -> None:
     assert (await service.post(f"{path}/refresh", {}))[0] in (200, 202)
 
 
-async def test_what_is_no_host_is_a_bad_request(door: Any) -> None:
+async def test_text_that_is_no_host_is_a_bad_request(door: Any) -> None:
     service = await door()
     status, problem = await service.get(f"/v1/hosts/{quote('a b', safe='')}")
     assert status == 400
     assert "'a b' is not a host" in problem["detail"]
 
 
-def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
+def test_a_reload_refuses_a_rule_that_needs_a_new_group() -> None:
     old = Config.from_dict({"group": [{"name": "g"}]})
     word = {"match": "a.test", "group": "g"}
     _refuse_new_groups(old, Config.from_dict({"group": [{"name": "g"}], "host": [word]}))

@@ -141,14 +141,16 @@ def alike(answer: bytes) -> tuple[list[bytes], bytes]:
         post("/v1/leases/%00/report", {"status": 200}),
     ],
 )
-async def test_the_answer_is_the_one_of_the_usual_way(doors: Any, request_: bytes) -> None:
+async def test_an_inline_response_equals_that_of_the_usual_path(
+    doors: Any, request_: bytes
+) -> None:
     both = await doors()
     quick, usual = await both.connect(), await both.connect(usual=True)
 
     assert alike(await quick.ask(request_)) == alike(await usual.ask(request_))
 
 
-async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors: Any) -> None:
+async def test_a_warm_check_a_free_lease_and_a_report_are_answered_inline(doors: Any) -> None:
     both = await doors()
     connection = await both.connect()
     await connection.ask(CHECK)
@@ -164,7 +166,7 @@ async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors:
     assert both.service.leases.ended["reported"] == 1
 
 
-async def test_another_agent_is_answered_at_once_as_well(doors: Any) -> None:
+async def test_another_agent_is_answered_inline(doors: Any) -> None:
     both = await doors()
     connection = await both.connect()
     for number in range(5):
@@ -190,7 +192,7 @@ async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: Fa
     assert b"a.test/page" in await connection.answer()
 
 
-async def test_a_client_that_does_not_read_waits_for_itself(doors: Any) -> None:
+async def test_a_client_that_does_not_read_gets_no_inline_response(doors: Any) -> None:
     both = await doors()
     connection = await both.connect()
     await connection.ask(CHECK)
@@ -206,7 +208,7 @@ async def test_a_client_that_does_not_read_waits_for_itself(doors: Any) -> None:
     assert len(both.inline) == 1
 
 
-async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
+async def test_a_body_in_pieces_takes_the_usual_path(doors: Any) -> None:
     both = await doors()
     connection = await both.connect()
     whole = post("/v1/leases", {"url": "http://a.test/page"})
@@ -219,7 +221,7 @@ async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
-async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: int) -> None:
+async def test_known_header_lines_in_any_combination_are_read_alike(doors: Any, kept: int) -> None:
     """Requests with known header lines, split and combined in several ways."""
     both = await doors()
     connection, usual = await both.connect(), await both.connect(usual=True)
@@ -262,7 +264,7 @@ async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: 
 @pytest.mark.parametrize(
     "fields", [("Connection: close",), ("Upgrade: websocket", "Connection: upgrade")]
 )
-async def test_a_connection_that_ends_goes_the_usual_way(doors: Any, fields: Any) -> None:
+async def test_a_connection_that_ends_takes_the_usual_path(doors: Any, fields: Any) -> None:
     both = await doors()
     connection = await both.connect()
     await connection.ask(get("/v1/check?url=http://a.test/page", *fields))
@@ -274,14 +276,16 @@ async def test_a_connection_that_ends_goes_the_usual_way(doors: Any, fields: Any
     ("settings", "status"),
     [({"client_rate": 1.0}, b"429"), ({"client_concurrency": 0}, b"429")],
 )
-async def test_the_bounds_of_a_client_hold(doors: Any, settings: Any, status: bytes) -> None:
+async def test_the_limits_of_a_client_hold_on_the_inline_path(
+    doors: Any, settings: Any, status: bytes
+) -> None:
     connection = await (await doors(**settings)).connect()
     await connection.ask(CHECK)
 
     assert (await connection.ask(CHECK)).split()[1] == status
 
 
-async def test_the_token_is_asked_for(doors: Any) -> None:
+async def test_a_token_is_required_on_the_inline_path(doors: Any) -> None:
     both = await doors()
     both.service.apply_config(both.service.config, Tokens((TOKEN.encode(),)))
     connection = await both.connect()
@@ -293,7 +297,7 @@ async def test_the_token_is_asked_for(doors: Any) -> None:
     assert both.inline[1] is not None
 
 
-async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors: Any) -> None:
+async def test_no_lease_is_granted_inline_beyond_the_limit_or_while_draining(doors: Any) -> None:
     both = await doors(max_leases=1)
     connection = await both.connect()
     lease = post("/v1/leases", {"url": "http://a.test/page"})
@@ -303,7 +307,7 @@ async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors
     assert (await connection.ask(lease)).split()[1] == b"503"
 
 
-async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
+async def test_an_inline_response_is_counted_and_logged(doors: Any) -> None:
     both = await doors(log_decisions="all", log_format="json")
     lines: list[str] = []
     both.service.log._write_page = lines.extend
@@ -356,7 +360,7 @@ async def test_a_short_batch_is_answered_at_once_and_a_long_one_in_pieces(doors:
     assert both.service.gate.stats().decisions[Verdict.ALLOW, Reason.NO_RULE] >= 257
 
 
-async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
+async def test_an_internal_error_on_the_inline_path_is_logged(
     doors: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = await doors()
@@ -405,7 +409,7 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
 
 
 @pytest.mark.parametrize("missing", ["_waiter", "_next_keepalive_close_time"])
-async def test_an_aiohttp_of_another_kind_has_all_go_the_usual_way(
+async def test_with_an_unknown_aiohttp_every_request_takes_the_usual_path(
     doors: Any, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     has = hasattr
@@ -420,7 +424,7 @@ async def test_an_aiohttp_of_another_kind_has_all_go_the_usual_way(
 
 
 @pytest.mark.parametrize("odd", [False, True])
-async def test_a_batch_of_every_kind_is_what_is_decided_one_by_one(
+async def test_a_batch_has_the_decisions_of_single_questions(
     door: Any, internet: FakeInternet, odd: bool
 ) -> None:
     rules = "User-agent: *\nDisallow: /private\nDisallow: /*.pdf$\nCrawl-delay: 2\n"

@@ -113,7 +113,7 @@ def given_back_unheard(table: LeaseTable, lease_id: str) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["before it is asked for", "while it waits"])
-async def test_what_was_given_back_first_is_not_granted(
+async def test_a_lease_id_given_back_before_its_grant_is_not_granted(
     table: LeaseTable, gate: ScriptedGate, waits: bool
 ) -> None:
     """The client hung up, and gave the id back on another connection, which was read first."""
@@ -133,7 +133,7 @@ async def test_what_was_given_back_first_is_not_granted(
     assert len(table) == 0
 
 
-async def test_few_ids_are_kept_that_were_given_back_first(
+async def test_lease_ids_given_back_before_their_grant_are_bounded(
     clock: VirtualClock, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.sidecar.leases._MAX_REMEMBERED", 3)
@@ -168,7 +168,7 @@ async def test_an_unreported_lease_ends_by_itself_and_counts_as_used(
     assert table.ended["expired"] == 1
 
 
-async def test_a_late_report_still_teaches_the_scheduler(
+async def test_a_report_after_the_expiry_still_reaches_the_scheduler(
     table: LeaseTable, gate: ScriptedGate, clock: VirtualClock
 ) -> None:
     lease_id = await held(table, gate)
@@ -254,7 +254,7 @@ async def test_t8_leases_are_bounded(table: LeaseTable, gate: ScriptedGate) -> N
 
 
 @pytest.mark.parametrize(("most", "allowed"), [(None, 5), (2, 2), (10, 9)])
-async def test_t15_one_client_may_hold_half_of_them_unless_told(
+async def test_t15_one_client_may_hold_half_of_the_leases_unless_configured(
     clock: VirtualClock, gate: ScriptedGate, most: int | None, allowed: int
 ) -> None:
     table = LeaseTable(ServerConfig(max_leases=9, client_leases=most), clock)
@@ -276,7 +276,7 @@ async def test_t15_one_client_may_hold_half_of_them_unless_told(
         await held(table, gate)
 
 
-async def test_t15_those_that_came_while_one_waited_count_too(
+async def test_t15_leases_granted_during_a_wait_count_for_the_client_limit(
     clock: VirtualClock, gate: ScriptedGate
 ) -> None:
     table = LeaseTable(ServerConfig(max_leases=9, client_leases=2), clock)
@@ -304,7 +304,7 @@ async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedG
     assert table.waiters.refused == 1
 
 
-async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(
+async def test_t16_a_draining_lease_table_grants_nothing_and_still_takes_reports(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:
     lease_id = await held(table, gate)

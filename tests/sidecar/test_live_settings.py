@@ -103,7 +103,7 @@ LIVE = [name for name in SETTINGS if not needs_restart(name)]
 # -- the table, the example file
 
 
-def test_the_table_names_settings_that_there_are() -> None:
+def test_the_table_of_restart_settings_names_existing_settings() -> None:
     assert set(SETTINGS) >= RESTART
     assert {"user_agent", "group", *RESTART} <= {name for name in SETTINGS if needs_restart(name)}
 
@@ -148,7 +148,7 @@ ALONE = TLS | {"identity.key", "fetch.ca_file", "fetch.ca_dir"}
 
 
 @pytest.mark.parametrize("name", sorted(set(SETTINGS) - set(LIVE) - ALONE))
-async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
+async def test_a_setting_that_needs_a_restart_is_named_and_unchanged_by_a_reload(
     service: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if name == "pacing.domain_interval":
@@ -173,7 +173,7 @@ MARK = 0.08712634
 
 
 @pytest.mark.parametrize("name", LIVE)
-async def test_what_is_live_is_in_force_everywhere_after_a_reload(
+async def test_a_live_setting_is_in_force_everywhere_after_a_reload(
     door: Any, internet: FakeInternet, tmp_path: Path, name: str
 ) -> None:
     """No object of the service holds the old value any more."""
@@ -207,7 +207,7 @@ async def test_what_is_live_is_in_force_everywhere_after_a_reload(
     assert stale == []
 
 
-def test_what_keeps_a_whole_configuration_reads_nothing_live_of_it() -> None:
+def test_fetching_reads_no_live_setting_of_its_configuration() -> None:
     """`fetching` holds the Config that it was made with, so it may only read settings that stay."""
     read = {
         (path.name, table)
@@ -254,7 +254,7 @@ def _held_by(one: object) -> Iterator[tuple[str, object]]:
                 yield f".{name}", getattr(one, name)
 
 
-async def test_the_search_for_stale_values_finds_them_where_they_hide(service: Any) -> None:
+async def test_the_search_for_stale_values_finds_nested_ones(service: Any) -> None:
     class Hidden:
         __module__ = "gatekeeper.hidden"
         __slots__ = ("kept",)

@@ -49,7 +49,7 @@ def put(service: Any, *tokens: Token) -> None:
     service.service.apply_config(service.service.config, Tokens(tokens))
 
 
-async def test_t17_who_waits_for_a_lease_or_a_page_is_refused_at_the_reload(
+async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_lease_and_page(
     door: Any, internet: FakeInternet, afterwards: Any
 ) -> None:
     """Its place in the queue is free then, and the waiter of another client keeps its own."""
@@ -77,7 +77,7 @@ async def test_t17_who_waits_for_a_lease_or_a_page_is_refused_at_the_reload(
         assert (await polls[1])[0] == 201
 
 
-async def test_t17_who_waits_for_a_file_is_refused_at_the_reload(
+async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_check(
     door: Any, internet: FakeInternet
 ) -> None:
     hold = Hold(Page(ROBOTS))
@@ -98,7 +98,7 @@ async def test_t17_who_waits_for_a_file_is_refused_at_the_reload(
         assert (await other)[1]["verdict"] == "allow"
 
 
-async def test_t17_a_page_that_is_passed_on_breaks_off_at_the_reload(
+async def test_t17_a_reload_that_removes_a_token_cuts_its_page_off(
     door: Any, internet: FakeInternet, afterwards: Any
 ) -> None:
     tokens, _ = afterwards
@@ -120,7 +120,7 @@ async def test_t17_a_page_that_is_passed_on_breaks_off_at_the_reload(
     assert service.service.gate.stats().pacing.in_flight == 0
 
 
-async def test_t17_a_reload_that_changes_nothing_for_a_client_ends_nothing(
+async def test_t17_a_reload_that_keeps_a_token_ends_none_of_its_requests(
     door: Any, internet: FakeInternet
 ) -> None:
     more = asyncio.Semaphore(1)
@@ -138,7 +138,7 @@ async def test_t17_a_reload_that_changes_nothing_for_a_client_ends_nothing(
         assert await page.content.read() == b"b"
 
 
-async def test_t17_who_reloads_is_told_what_came_of_it(
+async def test_t17_the_client_that_reloads_gets_the_result(
     door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the reload has removed its token."""

@@ -28,7 +28,9 @@ def lose(memory: MemoryTrimmer, number: int) -> None:
         memory.lost()
 
 
-def test_it_acts_once_after_many_were_lost_and_no_more_are(memory: Any, acts: list[float]) -> None:
+def test_memory_is_trimmed_once_after_many_connections_were_lost(
+    memory: Any, acts: list[float]
+) -> None:
     lose(memory, MANY_LOST - 1)
     memory.time.advance(10 * QUIET_SECONDS)
     assert acts == []
@@ -43,7 +45,9 @@ def test_it_acts_once_after_many_were_lost_and_no_more_are(memory: Any, acts: li
     assert len(acts) == 1
 
 
-def test_clients_that_come_and_go_are_no_reason(memory: Any, acts: list[float]) -> None:
+def test_memory_is_not_trimmed_while_connections_come_and_go(
+    memory: Any, acts: list[float]
+) -> None:
     for _ in range(100):
         lose(memory, MANY_LOST)
         memory.time.advance(QUIET_SECONDS / 2)
@@ -52,7 +56,7 @@ def test_clients_that_come_and_go_are_no_reason(memory: Any, acts: list[float]) 
     assert len(acts) == 1
 
 
-def test_once_closed_it_does_nothing(memory: Any, acts: list[float]) -> None:
+def test_memory_is_not_trimmed_after_close(memory: Any, acts: list[float]) -> None:
     lose(memory, MANY_LOST)
     memory.close()
     memory.close()
@@ -60,5 +64,5 @@ def test_once_closed_it_does_nothing(memory: Any, acts: list[float]) -> None:
     assert acts == []
 
 
-def test_giving_back_fails_nowhere() -> None:
+def test_trimming_memory_raises_on_no_platform() -> None:
     trim_memory()

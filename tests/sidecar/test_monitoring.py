@@ -106,7 +106,7 @@ async def test_the_alerts_name_metrics_that_exist(door: Any, internet: FakeInter
         assert set(NAME.findall(text)) <= await names(door, internet)
 
 
-def test_what_counts_as_had_is_what_the_outcomes_say() -> None:
+def test_the_alert_leaves_out_exactly_the_good_outcomes() -> None:
     """The alert leaves out exactly the results that brought a file or its definite absence."""
     (listed,) = re.findall(r'result!~"([^"]+)"', (PLACE / "alerts.yml").read_text())
     good = {outcome.row.name for outcome in Outcome if outcome.good}

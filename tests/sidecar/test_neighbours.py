@@ -131,7 +131,7 @@ async def test_the_nginx_recipe_lets_through_what_robots_txt_allows(
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-async def test_t7_nothing_a_visitor_sends_opens_a_page_behind_the_recipe(
+async def test_t7_no_request_of_a_visitor_opens_a_denied_page_behind_the_nginx_recipe(
     door: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     robots = "User-agent: *\nDisallow: /private\n"
@@ -198,7 +198,7 @@ REFUSAL = re.search(r"`(if \(\$request_uri .*?)`", DEPLOYMENT.read_text(encoding
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @pytest.mark.parametrize("merges", [False, True], ids=["a backend", "one that merges slashes"])
-async def test_t7_no_form_of_a_target_passes_the_recipe_unasked(
+async def test_t7_no_form_of_a_target_passes_the_nginx_recipe_without_a_decision(
     door: Any, internet: FakeInternet, tmp_path: Path, merges: bool
 ) -> None:
     assert REFUSAL is not None
@@ -287,7 +287,7 @@ async def test_t5_a_client_certificate_opens_and_its_lack_does_not(
     assert answers == [401, 200, 200, 200]
 
 
-async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
+async def test_t9_a_client_that_never_finishes_its_head_is_disconnected(
     door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "FIRST_REQUEST_SECONDS", 0.05)
@@ -433,7 +433,7 @@ class _Scarce:
         raise OSError(errno.EMFILE, "full")
 
 
-async def test_that_descriptors_have_run_out_is_said_once_a_minute(
+async def test_a_shortage_of_descriptors_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, readers, later = 0.0, [], []
@@ -455,7 +455,7 @@ async def test_that_descriptors_have_run_out_is_said_once_a_minute(
         assert len(caplog.records) == 2
 
 
-async def test_everybody_who_waits_is_accepted_in_one_turn_of_the_loop() -> None:
+async def test_all_waiting_connections_are_accepted_in_one_iteration_of_the_loop() -> None:
     taken: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=50) as sock:
         clients = [socket.create_connection(sock.getsockname()) for _ in range(40)]
@@ -472,7 +472,7 @@ async def test_everybody_who_waits_is_accepted_in_one_turn_of_the_loop() -> None
         one.close()
 
 
-def test_few_files_are_shared_with_the_gate_and_said(
+def test_a_low_limit_of_open_files_is_shared_with_the_gate_and_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
@@ -482,7 +482,7 @@ def test_few_files_are_shared_with_the_gate_and_said(
 
 
 @pytest.mark.timeout(240)
-async def test_thousands_of_long_polls_wait_and_have_their_turn(
+async def test_thousands_of_long_polls_wait_and_get_their_leases(
     start: Any, internet: FakeInternet
 ) -> None:
     """As many as the limit of open files allows, at most `POLLS`."""

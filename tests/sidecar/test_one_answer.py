@@ -18,7 +18,9 @@ def drawn(rng: random.Random, *more: str) -> str:
     return "/" + "".join(rng.choices([*ATOMS, *more], k=rng.randint(0, 6)))
 
 
-async def test_get_and_post_say_what_the_text_says(door: Door, internet: FakeInternet) -> None:
+async def test_get_and_post_give_the_verdict_of_the_robots_txt(
+    door: Door, internet: FakeInternet
+) -> None:
     rng = random.Random(24)
     sidecar = await door()
     for number in range(6):
@@ -38,7 +40,7 @@ async def test_get_and_post_say_what_the_text_says(door: Door, internet: FakeInt
                 assert (status, one["verdict"] == "allow") == (200, allowed), (text, url)
 
 
-async def test_a_url_that_is_too_long_is_none_on_both_ways(
+async def test_a_url_that_is_too_long_is_refused_by_get_and_post(
     door: Door, internet: FakeInternet
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")

@@ -37,7 +37,7 @@ def decision(number: int, verdict: Verdict = Verdict.ALLOW, host: str = "a.test"
 # --- the ring ---------------------------------------------------------------------------------
 
 
-def test_the_ring_keeps_the_latest_and_counts_all() -> None:
+def test_the_feed_keeps_the_latest_decisions_and_counts_all() -> None:
     feed = DecisionFeed(VirtualClock(), ring=3)
     for number in range(1, 6):
         feed.add(decision(number), "r", "local")
@@ -48,7 +48,7 @@ def test_the_ring_keeps_the_latest_and_counts_all() -> None:
     assert feed.find("t-4").number == 4  # type: ignore[union-attr]
 
 
-def test_batches_stand_in_the_order_in_which_all_were_given() -> None:
+def test_batches_are_in_the_feed_in_order() -> None:
     from gatekeeper.client.wire import Decisions, encode
 
     feed = DecisionFeed(VirtualClock())
@@ -95,7 +95,9 @@ def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPat
     assert len(feed._origins) <= 20
 
 
-async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> None:
+async def test_every_kind_of_question_is_counted_in_the_feed(
+    door: Any, internet: FakeInternet
+) -> None:
     """More than the ring holds, single questions and batches, inline responses included."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
     sidecar = await door()
@@ -111,7 +113,7 @@ async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> 
     assert listed["hosts"][0]["denied"] == 10
 
 
-def test_what_is_kept_by_host_is_bounded() -> None:
+def test_the_numbers_kept_by_host_are_bounded() -> None:
     feed = DecisionFeed(VirtualClock())
     for number in range(120_000):
         feed.reported(f"h{number}.test", 200)
@@ -120,7 +122,7 @@ def test_what_is_kept_by_host_is_bounded() -> None:
     assert feed.last_status("h1.test") is None
 
 
-def test_a_quantile_of_nothing_is_none() -> None:
+def test_a_quantile_of_an_empty_histogram_is_nan() -> None:
     assert Histogram.quantile([0] * 13, 0.5) != Histogram.quantile([0] * 13, 0.5)
     assert Histogram.quantile([0] * 12 + [4], 0.95) == 300.0
 
@@ -251,7 +253,7 @@ async def test_events_tell_of_decisions_by_filter(door: Any, internet: FakeInter
     assert service.service.operators.streams.total() <= 2
 
 
-async def test_a_stream_goes_on_behind_the_last_event(door: Any, internet: FakeInternet) -> None:
+async def test_a_stream_resumes_after_the_last_event_id(door: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("")
     service = await door()
     async with listening(service) as read:
@@ -282,7 +284,7 @@ async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
         assert (await read())[2]["url"] == f"https://a.test/{data['now']}"
 
 
-async def test_an_id_of_an_earlier_process_begins_anew_and_says_so(door: Any) -> None:
+async def test_an_event_id_of_an_earlier_process_restarts_the_stream_and_says_so(door: Any) -> None:
     service = await door()
     async with service.session.get(
         f"{service.base}/v1/events", headers={"Last-Event-ID": "0ther-5"}
@@ -293,7 +295,7 @@ async def test_an_id_of_an_earlier_process_begins_anew_and_says_so(door: Any) ->
     assert b'"restarted":true' in text
 
 
-async def test_a_service_that_drains_ends_its_streams(door: Any) -> None:
+async def test_a_draining_service_ends_its_streams(door: Any) -> None:
     service = await door()
     async with service.session.get(f"{service.base}/v1/events") as response:
         await response.content.readline()
@@ -381,7 +383,7 @@ async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(
     assert body["values"]["wait_p50"][-1] is None
 
 
-async def test_the_overview_says_what_is_up(door: Any, internet: FakeInternet) -> None:
+async def test_the_overview_has_the_state_and_the_totals(door: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("")
     service = await door()
     await service.get("/v1/check?url=http://a.test/")
@@ -445,7 +447,7 @@ async def test_a_past_version_is_told_with_its_text(
     "path",
     ["/v1/overview", "/v1/leases", "/v1/events", "/v1/series", "/v1/config", "/v1/decisions/x"],
 )
-async def test_they_are_for_administrators(door: Any, path: str) -> None:
+async def test_operator_feeds_need_the_role_admin(door: Any, path: str) -> None:
     service = await door()
     tokens = Tokens((Token(b"c" * 32, "crawler", frozenset(["crawl", "check"])),))  # type: ignore[arg-type]
     service.service.apply_config(service.service.config, tokens)

@@ -51,7 +51,7 @@ async def post(sidecar: Any, path: str, body: object, **options: Any) -> tuple[i
         return response.status, json.loads(text) if text else None
 
 
-async def test_it_runs_with_no_configuration_and_says_how_to_be_named(
+async def test_serve_without_configuration_runs_and_names_user_agent(
     start: Any, origin: str
 ) -> None:
     sidecar = await start()
@@ -61,7 +61,7 @@ async def test_it_runs_with_no_configuration_and_says_how_to_be_named(
     assert await sidecar.said("--user-agent")
 
 
-async def test_the_curl_line_it_prints_works(start: Any) -> None:
+async def test_the_printed_curl_line_works(start: Any) -> None:
     sidecar = await start("--user-agent", "testbot/1.0")
     words = shlex.split(sidecar.curl)
     words[-1] = "url=http://10.0.0.1/"  # refused by the guard, so no network is needed
@@ -71,7 +71,7 @@ async def test_the_curl_line_it_prints_works(start: Any) -> None:
     assert json.loads(out)["reason"] == "blocked"
 
 
-async def test_it_is_a_forward_proxy_as_well(start: Any, origin: str) -> None:
+async def test_serve_with_proxy_is_a_forward_proxy(start: Any, origin: str) -> None:
     sidecar = await start("--user-agent", "testbot/1.0", "--proxy", "0")
     line = (await sidecar.process.stdout.readline()).decode()
     proxy = line.removeprefix("proxy for plain http: ").strip()
@@ -105,7 +105,7 @@ async def test_the_curl_line_works_with_tls_and_a_token(
     assert json.loads(out)["reason"] == "blocked", err
 
 
-async def test_sigterm_ends_it_with_exit_code_0(start: Any) -> None:
+async def test_sigterm_ends_serve_with_exit_code_0(start: Any) -> None:
     sidecar = await start()
     sidecar.tell(signal.SIGTERM)
 
@@ -118,7 +118,7 @@ def in_the_background_of_nohup() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def test_in_the_background_a_ctrl_c_is_not_for_it_and_reloads_and_the_end_are(
+async def test_serve_in_the_background_ignores_ctrl_c_and_obeys_sighup_and_sigterm(
     start: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "gatekeeper.toml"
@@ -201,7 +201,7 @@ async def test_t6_a_reload_brings_the_new_token(start: Any, tmp_path: Path) -> N
     assert (await get(sidecar, "/v1/hosts", headers=new))[0] == 200
 
 
-async def test_t17_a_bad_file_changes_nothing_and_turns_a_metric_red(
+async def test_t17_a_reload_of_a_bad_file_changes_nothing_and_sets_a_metric(
     start: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "gatekeeper.toml"
@@ -245,7 +245,7 @@ async def test_a_reload_says_what_needs_a_restart(start: Any, tmp_path: Path) ->
     assert (decision["state"], decision["note"]) == ("override", "not ours")
 
 
-async def test_t3_it_never_asks_itself(start: Any) -> None:
+async def test_t3_the_sidecar_never_requests_itself(start: Any) -> None:
     sidecar = await start()
     _, decision = await get(sidecar, "/v1/check", params={"url": sidecar.base + "/"})
 
@@ -255,13 +255,13 @@ async def test_t3_it_never_asks_itself(start: Any) -> None:
         assert 'route="unmatched"' not in await response.text()
 
 
-async def test_a_second_one_on_the_same_state_says_who_is_there(start: Any) -> None:
+async def test_a_second_sidecar_on_one_state_file_is_refused(start: Any) -> None:
     await start()
     with pytest.raises(AssertionError, match="gatekeeper serve:"):
         await start()
 
 
-async def test_healthcheck_asks_the_configured_place(start: Any, short: Path) -> None:
+async def test_healthcheck_asks_the_configured_address(start: Any, short: Path) -> None:
     await start("--socket", str(short / "s"))
     check = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -351,7 +351,7 @@ async def test_the_history_of_a_file_outlives_the_process(
     assert [(one["status"], one["size"]) for one in found["versions"]] == [(200, len(ROBOTS))]
 
 
-async def test_kill_9_under_load_breaks_no_interval(
+async def test_kill_9_under_load_violates_no_interval(
     start: Any, internet: FakeInternet, origin: str
 ) -> None:
     """Judged by the origin's own log: no two requests before and after are too close."""

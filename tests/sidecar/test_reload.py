@@ -58,7 +58,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("why", BAD)
-async def test_a_file_that_no_start_would_take_changes_nothing(
+async def test_a_reload_of_a_configuration_that_no_start_accepts_changes_nothing(
     door: Open, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
     service = (await door()).service
@@ -76,7 +76,7 @@ async def test_a_file_that_no_start_would_take_changes_nothing(
     assert "\n" not in line
 
 
-async def test_what_nobody_foresaw_is_a_failed_reload_like_any_other(door: Open) -> None:
+async def test_an_unexpected_error_is_a_failed_reload(door: Open) -> None:
     service = (await door()).service
     service.reread = raising(RuntimeError("a surprise"))
     with pytest.raises(ConfigError, match="a surprise"):
@@ -110,7 +110,7 @@ async def test_the_sidecar_answers_while_the_files_are_read(door: Open) -> None:
     assert service.config.server.max_batch == 7, "one after the other, in the order of the calls"
 
 
-async def test_files_that_never_come_change_nothing_and_cost_one_thread() -> None:
+async def test_files_that_are_never_read_change_nothing_and_take_one_thread() -> None:
     clock, never = VirtualClock(), threading.Event()
     files = FileReader(clock)
     reading = asyncio.ensure_future(files.run(never.wait))
@@ -165,7 +165,7 @@ async def test_a_pace_for_a_pattern_is_in_force_after_a_reload_and_gone_after_th
     ]
 
 
-async def test_a_word_that_moves_to_another_match_lets_nobody_through_in_between(
+async def test_a_reload_that_moves_a_rule_to_another_match_grants_no_early_lease(
     door: Open, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
@@ -200,7 +200,7 @@ async def test_a_group_that_is_new_needs_a_restart_and_says_so(door: Open) -> No
         )
 
 
-async def test_the_format_of_the_log_is_the_processs_own(door: Open) -> None:
+async def test_a_change_of_log_format_needs_a_restart(door: Open) -> None:
     service = (await door()).service
 
     told = await reread(service, server={"log_format": "json"})
@@ -275,7 +275,9 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
                 assert service.exposed is None
 
 
-async def test_t5_a_reload_opens_no_door_that_a_token_shut(start: Any, tmp_path: Path) -> None:
+async def test_t5_a_reload_that_drops_the_token_of_a_public_address_is_refused(
+    start: Any, tmp_path: Path
+) -> None:
     path, tokens = tmp_path / "gatekeeper.toml", tmp_path / "tokens"
     tokens.write_text(TOKEN, encoding="utf-8")
     path.write_text(f'[server]\nhost = "0.0.0.0"\ntoken_file = "{tokens}"\n', encoding="utf-8")

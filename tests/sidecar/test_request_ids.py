@@ -63,7 +63,7 @@ async def test_a_lease_its_report_and_its_return_have_an_id(service: Any) -> Non
     "path",
     ["/v1/check?url=http://a.test/", "/v1/fetch?url=http://a.test/", "/healthz", "/metrics", "/no"],
 )
-async def test_no_answer_names_what_the_service_is_made_of(service: Any, path: str) -> None:
+async def test_no_response_names_the_libraries_of_the_service(service: Any, path: str) -> None:
     async with service.session.get(service.base + path) as response:
         await response.read()
 

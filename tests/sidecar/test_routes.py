@@ -26,7 +26,7 @@ def site(internet: FakeInternet) -> Any:
 # -- explain and robots ---------------------------------------------------------------------
 
 
-async def test_explain_tells_the_whole_story(door: Any, site: Any) -> None:
+async def test_explain_has_decision_file_candidates_and_fetch(door: Any, site: Any) -> None:
     service = await door()
     status, story = await service.get("/v1/explain", params={"url": "http://a.test/private/open"})
 
@@ -39,7 +39,7 @@ async def test_explain_tells_the_whole_story(door: Any, site: Any) -> None:
     assert story["fetch"]["size"] == len(ROBOTS)
 
 
-async def test_an_encoding_that_is_none_is_told(door: Any, internet: FakeInternet) -> None:
+async def test_explain_tells_an_ignored_content_encoding(door: Any, internet: FakeInternet) -> None:
     page = Page(ROBOTS, headers=[("Content-Encoding", "utf-8")])
     internet.site("a.test").robots(page)
     service = await door()
@@ -85,7 +85,7 @@ async def test_what_if_answers_for_a_text_and_stores_nothing(
     assert service.service.gate.stats().decisions == {}
 
 
-async def test_robots_is_the_file_as_parsed(door: Any, site: Any) -> None:
+async def test_robots_gives_the_parsed_file(door: Any, site: Any) -> None:
     service = await door()
     status, found = await service.get("/v1/robots", params={"origin": "http://a.test"})
 
@@ -169,7 +169,7 @@ async def test_a_client_that_hangs_up_gives_its_place_back(door: Any, site: Any)
     assert status == 201  # not granted to the client that left
 
 
-async def test_a_lease_given_back_frees_the_turn(door: Any, site: Any) -> None:
+async def test_a_lease_given_back_frees_its_slot(door: Any, site: Any) -> None:
     service = await door()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
     async with service.session.delete(f"{service.base}/v1/leases/{lease['id']}") as response:
@@ -241,7 +241,7 @@ async def test_fetch_streams_the_page_with_the_decision_in_its_headers(
     assert response.headers["Content-Location"] == "http://a.test/page"
 
 
-async def test_t12_a_fetched_page_can_do_nothing_in_a_browser(door: Any, site: Any) -> None:
+async def test_t12_a_fetched_page_is_sandboxed_in_a_browser(door: Any, site: Any) -> None:
     service = await door()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/page"}
@@ -390,7 +390,7 @@ async def test_the_index_lists_what_can_be_asked(door: Any) -> None:
     assert not [link for link in index["links"] if link["path"].startswith("/ui")]
 
 
-async def test_a_browser_finds_pages_whose_links_can_be_followed(door: Any) -> None:
+async def test_the_links_of_every_page_can_be_followed(door: Any) -> None:
     service = await door()
     async with service.session.get(service.base + "/", headers={"Accept": "text/html"}) as page:
         assert page.content_type == "text/html"
@@ -434,7 +434,7 @@ async def test_metrics_say_what_holds_hosts_up(door: Any, site: Any) -> None:
     "data",
     [b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n"],
 )
-async def test_what_is_no_http_gets_a_problem_document(door: Any, data: bytes) -> None:
+async def test_a_request_that_is_no_http_gets_a_problem_document(door: Any, data: bytes) -> None:
     service = await door()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

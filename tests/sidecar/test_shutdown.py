@@ -96,7 +96,7 @@ def pages(internet: FakeInternet) -> int:
     return sum(one.path == "/page" for one in internet.requests)
 
 
-async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
+async def test_t16_sigterm_under_load_loses_no_lease_and_violates_no_interval(
     start: Any, internet: FakeInternet, hosts: list[str]
 ) -> None:
     more = asyncio.Semaphore(0)
@@ -136,7 +136,7 @@ async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
     assert min(closest(internet, url) for url in busy) > LEAST
 
 
-async def test_t16_kill_9_under_load_loses_no_lease_and_breaks_no_interval(
+async def test_t16_kill_9_under_load_loses_no_lease_and_violates_no_interval(
     start: Any, internet: FakeInternet, hosts: list[str]
 ) -> None:
     crawl = Crawl(await start(env=PACED))
@@ -170,7 +170,7 @@ async def test_t16_kill_9_under_load_loses_no_lease_and_breaks_no_interval(
 
 
 @pytest.mark.parametrize("env", [NO_DEFAULT, {}], ids=["no interval", "the default"])
-async def test_a_lease_that_is_out_keeps_its_host_busy_over_kill_9(
+async def test_an_open_lease_keeps_its_host_busy_across_kill_9(
     start: Any, hosts: list[str], env: dict[str, str]
 ) -> None:
     crawl = Crawl(await start(env=env))
@@ -229,7 +229,7 @@ async def test_fetch_of_a_blocked_host_is_told_when_to_come_again(
     assert (await service.get("/v1/fetch", params=refused))[0] == 403
 
 
-async def test_t8_fetches_that_wait_count_among_those_who_wait(
+async def test_t8_waiting_fetches_count_as_waiting_clients(
     door: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots(ROBOTS).page("/page", "the page")

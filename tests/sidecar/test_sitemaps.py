@@ -72,7 +72,7 @@ async def test_an_error_before_the_first_line_has_its_status(
     assert (await lines(await door(), query))[0] == status
 
 
-async def test_a_draining_service_breaks_the_list_off(door: Any, site: Any) -> None:
+async def test_a_draining_service_cuts_a_sitemap_response_off(door: Any, site: Any) -> None:
     hold = Hold(Page("http://a.test/3"))
     site.on("/u", hold)
     service = await door()
@@ -87,7 +87,7 @@ async def test_a_draining_service_breaks_the_list_off(door: Any, site: Any) -> N
     await service.service.streams.drained()
 
 
-async def test_lists_count_as_streams(door: Any, site: Any) -> None:
+async def test_sitemap_requests_count_as_streams(door: Any, site: Any) -> None:
     hold = Hold(Page("http://a.test/1"))
     site.on("/s", hold)
     service = await door(max_streams=3)
@@ -109,7 +109,7 @@ async def test_a_client_that_goes_ends_the_reading(door: Any, site: Any) -> None
     await service.service.streams.drained()
 
 
-async def test_decisions_about_the_files_are_shown(door: Any, site: Any) -> None:
+async def test_decisions_about_sitemap_files_are_in_the_feed(door: Any, site: Any) -> None:
     service = await door()
     await lines(service, "origin=http://a.test")
     shown = [
@@ -123,7 +123,7 @@ async def test_decisions_about_the_files_are_shown(door: Any, site: Any) -> None
     ]
 
 
-async def test_nobody_waits_for_the_end_of_a_block(door: Any, site: Any) -> None:
+async def test_a_sitemap_of_a_blocked_host_is_a_finding_at_once(door: Any, site: Any) -> None:
     service = await door()
     await service.service.gate.check("http://a.test/")
     await service.service.gate.block("a.test", time.time() + 3600)
@@ -138,7 +138,7 @@ async def test_nobody_waits_for_the_end_of_a_block(door: Any, site: Any) -> None
     assert found[0]["finding"]["retry_at"] is not None
 
 
-async def test_a_list_waits_among_the_requests_of_its_client(door: Any, site: Any) -> None:
+async def test_a_sitemap_request_waits_as_a_request_of_its_client(door: Any, site: Any) -> None:
     service = await door(pacing={"default_interval": 1000.0})
     waiting = asyncio.create_task(lines(service, "origin=http://a.test"))
     while not service.service.leases.waiters:

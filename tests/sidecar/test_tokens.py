@@ -106,7 +106,7 @@ def test_a_file_that_others_may_write_to_is_refused(write: Callable[..., str], m
 @pytest.mark.parametrize(
     ("mode", "warned"), [(0o600, 0), (0o400, 0), (0o700, 0), (0o640, 1), (0o604, 1), (0o444, 1)]
 )
-def test_one_that_others_may_read_is_warned_of(
+def test_a_token_file_that_others_may_read_is_warned_of(
     write: Callable[..., str], caplog: pytest.LogCaptureFixture, mode: int, warned: int
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -123,7 +123,7 @@ def test_a_link_to_a_secret_is_judged_by_the_secret(write: Callable[..., str]) -
         read_tokens(str(link))
 
 
-async def test_reading_it_at_the_start_and_at_a_reload_warns(
+async def test_a_reload_warns_of_a_token_file_that_others_may_read(
     door: Any, write: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     from tests.sidecar.test_reload import reread
@@ -139,7 +139,7 @@ async def test_reading_it_at_the_start_and_at_a_reload_warns(
 SHOWN = [route for route in ROUTES if not route.probe]
 
 
-def test_every_route_that_is_no_probe_needs_a_role() -> None:
+def test_every_route_except_probes_needs_a_role() -> None:
     assert all(route.needs for route in SHOWN)
     assert {(route.method, route.path) for route in SHOWN if Role.CHECK not in route.needs} == {
         ("POST", "/v1/leases"),
@@ -199,7 +199,7 @@ async def test_a_token_opens_the_routes_of_its_role_and_no_other(
                 assert json.loads(document)["detail"].startswith(f"the token of {who} is for ")
 
 
-async def test_a_check_token_takes_no_lease_on_the_short_road_either(
+async def test_a_check_token_takes_no_lease_on_the_inline_path(
     door: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")

@@ -125,7 +125,7 @@ async def test_an_answer_of_400_is_no_error_of_ours(traced: Any, span: Spans) ->
     assert one.status.status_code is StatusCode.UNSET
 
 
-async def test_probes_and_what_is_nowhere_name_no_path(
+async def test_spans_of_probes_and_unknown_routes_name_no_path(
     traced: Any, exporter: InMemorySpanExporter
 ) -> None:
     await traced.get("/healthz")

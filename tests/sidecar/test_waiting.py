@@ -80,7 +80,7 @@ async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
         await one.finish()
 
 
-async def test_t15_clients_take_turns_at_a_host_however_much_each_of_them_asks(
+async def test_t15_clients_get_leases_of_a_host_evenly_however_much_each_asks(
     clients: Any,
 ) -> None:
     asking = await clients()
@@ -142,7 +142,7 @@ async def test_the_priority_orders_the_polls_of_one_client_and_not_those_of_othe
     assert asking.order == ["B", "A5", "A1", "A1", "A"]
 
 
-async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clients_next(
+async def test_a_poll_that_hangs_up_leaves_its_place_to_the_next_of_its_client(
     clients: Any,
 ) -> None:
     asking = await clients()
@@ -159,7 +159,7 @@ async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clien
     assert not asking.leases.waiters._queues
 
 
-async def test_one_that_waits_behind_its_like_has_its_answer_when_its_own_time_is_over(
+async def test_a_poll_behind_others_of_its_client_ends_at_its_own_wait(
     clients: Any,
 ) -> None:
     asking = await clients()
@@ -184,7 +184,7 @@ async def test_a_slow_origin_delays_no_other_of_its_host(
     assert asking.order == ["A"]
 
 
-async def test_t15_where_the_room_is_full_the_client_that_has_most_makes_way(
+async def test_t15_at_max_waiting_the_client_with_most_polls_is_refused(
     clients: Any,
 ) -> None:
     asking = await clients(max_waiting=4)
@@ -204,7 +204,7 @@ async def test_t15_where_the_room_is_full_the_client_that_has_most_makes_way(
     assert asking.order == ["A", "B", "A", "B"]
 
 
-async def test_t15_leases_waited_for_make_way_as_well(clients: Any) -> None:
+async def test_t15_at_max_leases_a_waiting_poll_is_refused_for_another_client(clients: Any) -> None:
     asking = await clients(max_leases=3)
     first = await asking.take()
     await asking.poll("A")
@@ -217,7 +217,7 @@ async def test_t15_leases_waited_for_make_way_as_well(clients: Any) -> None:
     assert asking.order == ["A", "B"]
 
 
-async def test_t16_whoever_waits_is_told_at_once_that_the_service_drains(clients: Any) -> None:
+async def test_t16_every_waiting_poll_is_refused_when_the_service_drains(clients: Any) -> None:
     asking = await clients()
     first = await asking.take()
     for client in "AAB":
@@ -232,7 +232,7 @@ async def test_t16_whoever_waits_is_told_at_once_that_the_service_drains(clients
     assert asking.service.gate.stats().pacing.in_flight == 0
 
 
-async def test_t16_a_turn_that_came_just_before_the_service_drains_is_given_back(
+async def test_t16_a_lease_granted_just_before_draining_is_given_back(
     clients: Any,
 ) -> None:
     asking = await clients()

@@ -103,7 +103,7 @@ async def metric(sidecar: Any, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-async def test_one_fetch_one_count_and_one_answer_for_all(
+async def test_workers_share_one_fetch_and_one_count(
     start: Any, internet: FakeInternet, origin: str, site: Site
 ) -> None:
     sidecar = await begin(start)
@@ -184,7 +184,7 @@ async def test_a_worker_that_is_killed_under_load_loses_no_lease_and_comes_back(
     assert lost <= 4  # only what the worker was answering
 
 
-async def test_bounds_and_words_of_one_process_hold_for_all(
+async def test_limits_and_rules_hold_across_all_workers(
     start: Any, origin: str, site: Site, tmp_path: Path
 ) -> None:
     file = tmp_path / "gatekeeper.toml"
@@ -215,7 +215,7 @@ async def test_bounds_and_words_of_one_process_hold_for_all(
     assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
 
 
-async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owner(
+async def test_a_unix_socket_and_tokens_work_with_workers(
     start: Any, origin: str, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
@@ -253,12 +253,14 @@ async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owne
         ({"client_rate": 5.0}, "server.client_rate is counted by one process"),
     ],
 )
-def test_what_does_not_go_with_workers_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_settings_that_do_not_work_with_workers_are_refused(
+    settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         check_server(Config(server=ServerConfig(workers=2, **settings)))
 
 
-async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) -> None:
+async def test_a_reload_refuses_settings_that_do_not_work_with_workers(door: Any) -> None:
     service = (await door()).service
     server = msgspec.structs.replace(service.config.server, workers=2)
     service.config = msgspec.structs.replace(service.config, server=server)
@@ -269,7 +271,9 @@ async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) 
     assert service.config.server.client_rate is None
 
 
-def test_a_flag_that_does_not_go_with_workers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_does_not_work_with_workers_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["serve", "--workers", "65"]) == 2
     assert "--workers" in capsys.readouterr().err
 
