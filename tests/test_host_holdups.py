@@ -163,7 +163,7 @@ async def test_a_file_that_answers_again_frees_its_host(
         assert status_of(gate).state == "free"
 
 
-async def test_a_restored_record_is_told_as_well(
+async def test_a_restored_record_that_defers_is_listed(
     internet: FakeInternet, make: Open, clock: VirtualClock, tmp_path: Any
 ) -> None:
     internet.refusing("a.test")
@@ -178,7 +178,7 @@ async def test_a_restored_record_is_told_as_well(
         assert abs((view.until - decision.retry_at).total_seconds()) < 0.1
 
 
-async def test_a_spent_budget_and_a_pause_are_states_of_the_same_list(
+async def test_a_spent_budget_and_a_pause_are_host_states(
     internet: FakeInternet, make: Open
 ) -> None:
     internet.site("a.test").robots("").page("/x")
@@ -275,7 +275,7 @@ async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_at_once(
             lease.report(status=200)
 
 
-async def test_who_waits_when_the_store_is_lost_is_refused(
+async def test_a_waiter_is_refused_when_the_store_is_lost(
     make: Open, clock: VirtualClock, ledger: Divided
 ) -> None:
     ledger.lost = False
@@ -367,7 +367,7 @@ class DividedByGroup(Divided):
         return Withheld(math.inf, "host-2b") if self.lost and scopes[-1] == "group:g" else None
 
 
-async def test_the_group_of_an_unknown_host_says_who_serves_it(
+async def test_why_of_an_unknown_host_names_the_member_that_serves_its_group(
     internet: FakeInternet, make: Open, clock: VirtualClock
 ) -> None:
     settings = {
@@ -436,7 +436,7 @@ class Restoring(Closed):
     state = "recovering"
 
 
-async def test_a_turn_that_did_not_come_while_the_store_is_restored_says_so(
+async def test_a_lease_refused_while_the_store_is_restored_says_so(
     internet: FakeInternet, make: Open, clock: VirtualClock
 ) -> None:
     settings = {"host": [{"match": "*.test", "robots": "allow"}]}

@@ -101,7 +101,7 @@ async def waiters(gate: Gatekeeper, count: int, wait: Wait = lease) -> list[asyn
 
 
 @pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
-async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
+async def test_tasks_that_start_to_wait_in_one_iteration_of_the_loop_let_others_run(
     gate: Gatekeeper, wait: Wait
 ) -> None:
     async with gate.lease("http://a.test/"):
@@ -119,7 +119,9 @@ async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
 
 
 @pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
-async def test_the_first_step_of_each_of_many_is_a_few_calls(gate: Gatekeeper, wait: Wait) -> None:
+async def test_the_first_step_of_a_waiting_task_takes_few_calls(
+    gate: Gatekeeper, wait: Wait
+) -> None:
     """All of them take it in one iteration of the loop, which nobody can cut in pieces."""
     loop, count, calls = asyncio.get_running_loop(), 2_000, 0
 
@@ -142,7 +144,7 @@ async def test_the_first_step_of_each_of_many_is_a_few_calls(gate: Gatekeeper, w
         await asyncio.gather(*first, *tasks, return_exceptions=True)
 
 
-async def test_who_comes_while_the_last_of_many_are_let_in_goes_behind_them(
+async def test_a_waiter_that_arrives_while_many_are_admitted_comes_after_them(
     virtual_internet: FakeInternet,
 ) -> None:
     net, loop = virtual_internet, asyncio.get_running_loop()
@@ -176,7 +178,7 @@ async def test_who_comes_while_the_last_of_many_are_let_in_goes_behind_them(
     assert got == list(range(len(got)))
 
 
-async def test_what_waits_outside_can_be_a_task_and_be_cancelled(gate: Gatekeeper) -> None:
+async def test_a_waiter_outside_the_entrance_can_be_cancelled(gate: Gatekeeper) -> None:
     async with gate.lease("http://a.test/"):
         crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(200)]
         await asyncio.sleep(0)
@@ -202,7 +204,7 @@ async def test_what_waits_outside_can_be_a_task_and_be_cancelled(gate: Gatekeepe
         assert gate.stats().pacing.waiting == 0
 
 
-async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gatekeeper) -> None:
+async def test_a_cancelled_waiter_that_was_admitted_keeps_nobody_outside(gate: Gatekeeper) -> None:
     async with gate.lease("http://a.test/"):
         crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(100)]
         assert gate._opened is not None
@@ -219,7 +221,7 @@ async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gateke
         assert gate.stats().pacing.waiting == 0
 
 
-async def test_a_request_that_is_entered_again_is_a_new_one(gate: Gatekeeper) -> None:
+async def test_a_lease_request_entered_twice_gives_two_leases(gate: Gatekeeper) -> None:
     request = gate.lease("http://b.test/")
     async with request as first:
         assert not first.ended
@@ -261,7 +263,7 @@ async def test_the_time_to_wait_counts_from_the_call(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_they_have_their_turns_in_the_order_in_which_they_came(
+async def test_many_waiters_get_leases_in_order_of_arrival(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -294,7 +296,7 @@ async def test_they_have_their_turns_in_the_order_in_which_they_came(
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("order", ["first", "last", "any"])
-async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: str) -> None:
+async def test_the_cost_of_cancelling_does_not_grow_with_those_who_stay(order: str) -> None:
     async def cost(count: int) -> float:
         scheduler = Scheduler(
             Config(pacing=PacingConfig(default_interval=1000.0)),
@@ -332,7 +334,7 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
     assert many < 3.0 * few * MANY / FEW  # a quadratic part would make it 4 times that
 
 
-async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
+async def test_a_cancelled_waiter_frees_its_memory_at_once() -> None:
     """Nobody's place lies about until the host's turn, which may be days off."""
     scheduler = Scheduler(
         Config(pacing=PacingConfig(default_interval=1000.0)),
@@ -358,7 +360,7 @@ async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
+async def test_cancelled_waiters_of_a_group_cost_the_same_each(again: bool) -> None:
     """Many hosts of one group: those whose waiters left don't stand in the others' way."""
     clock = VirtualClock()
     scheduler = Scheduler(
@@ -413,7 +415,7 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
     await scheduler.close()
 
 
-async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
+async def test_many_timeouts_at_once_are_raised_a_few_at_a_time(
     gate: Gatekeeper, virtual_internet: FakeInternet
 ) -> None:
     clock = virtual_internet.clock
@@ -439,7 +441,7 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
 
 
 @pytest.mark.usefixtures("no_collector")
-async def test_waiting_tasks_leave_as_cheaply_however_many_they_are() -> None:
+async def test_cancelling_a_waiting_task_costs_the_same_however_many_wait() -> None:
     async def cost(count: int) -> float:
         waiting = WaitingTasks(nothing_to_do=lambda: False)
         tasks = [asyncio.create_task(waiting.wait()) for _ in range(count)]
@@ -482,7 +484,7 @@ class Crowd:
         return first, tasks
 
 
-async def test_whoever_is_cancelled_is_counted_out_at_once_and_taken_out_a_few_at_a_time() -> None:
+async def test_cancelled_waiters_count_no_more_at_once_and_are_removed_a_few_at_a_time() -> None:
     crowd = Crowd()
     scheduler = crowd.scheduler
     _, tasks = await crowd.gather(4_000)
@@ -504,7 +506,7 @@ async def test_whoever_is_cancelled_is_counted_out_at_once_and_taken_out_a_few_a
     await scheduler.close()
 
 
-async def test_a_turn_passes_over_those_whose_cancellation_is_still_to_come() -> None:
+async def test_a_lease_passes_over_waiters_about_to_be_cancelled() -> None:
     crowd = Crowd()
     clock, scheduler = crowd.clock, crowd.scheduler
     first, tasks = await crowd.gather(3_003)
@@ -529,7 +531,7 @@ async def test_a_turn_passes_over_those_whose_cancellation_is_still_to_come() ->
     await asyncio.wait(tasks)
 
 
-async def test_closing_cancels_those_whose_cancellation_was_still_to_come() -> None:
+async def test_closing_cancels_waiters_about_to_be_cancelled() -> None:
     crowd = Crowd()
     _, tasks = await crowd.gather(3_000)
     for task in tasks[2_000:]:
@@ -541,7 +543,7 @@ async def test_closing_cancels_those_whose_cancellation_was_still_to_come() -> N
 
 
 @pytest.mark.parametrize("stay", [0, 3])
-async def test_a_turn_given_to_one_who_left_but_was_not_taken_out_goes_to_the_next(
+async def test_a_lease_granted_to_a_cancelled_waiter_goes_to_the_next(
     stay: int,
 ) -> None:
     """Neither lost nor counted: the next one has it at the very moment at which it was due."""
@@ -605,7 +607,7 @@ async def test_closing_tells_each_waiter_with_an_error_of_its_own() -> None:
         assert len(traceback.extract_tb(error.__traceback__)) < 5
 
 
-async def test_a_cancelled_wait_keeps_nothing_of_what_stood_in_it(gate: Gatekeeper) -> None:
+async def test_a_cancelled_wait_keeps_no_reference_to_its_waiter(gate: Gatekeeper) -> None:
     """Its task keeps the CancelledError, which keeps by its traceback all that was in the way."""
 
     before = {id(one) for one in gc.get_objects() if type(one) is TaskWaiter}
@@ -644,7 +646,7 @@ async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asynci
 
 
 @pytest.mark.parametrize("order", ["first", "last", "any"])
-async def test_those_who_get_join_and_leave_a_queue_a_few_at_a_time(
+async def test_many_queue_getters_start_and_leave_a_few_at_a_time(
     gate: Gatekeeper, order: str
 ) -> None:
     got: list[int] = []
@@ -669,7 +671,7 @@ async def test_those_who_get_join_and_leave_a_queue_a_few_at_a_time(
         assert len(queue._getters) == 0
 
 
-async def test_those_who_get_have_their_turns_in_the_order_in_which_they_came(
+async def test_many_queue_getters_get_leases_in_order_of_arrival(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -698,7 +700,7 @@ async def test_those_who_get_have_their_turns_in_the_order_in_which_they_came(
     assert got == list(range(2_500))
 
 
-async def test_a_queue_that_is_closed_lets_go_of_those_who_were_not_let_in(
+async def test_a_closed_queue_ends_the_wait_of_getters_outside_the_entrance(
     gate: Gatekeeper,
 ) -> None:
     queue = PoliteQueue(gate)

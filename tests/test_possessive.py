@@ -48,7 +48,7 @@ def test_possessive_groups_become_atomic(text: str, rewritten: str) -> None:
     assert without_possessive_groups(text) == rewritten
 
 
-def test_each_is_rewritten_for_pythons_that_need_it() -> None:
+def test_every_possessive_pattern_is_rewritten_for_pythons_that_need_it() -> None:
     lines = "from gatekeeper import possessive", "possessive._MISPLACED = True"
     assert patterns_of(*lines) == []
 
@@ -59,7 +59,7 @@ if sys.version_info >= (3, 11, 5):  # before, the form as written matches wrongl
     def written() -> list[tuple[str, int]]:
         return patterns_of()
 
-    def test_what_is_rewritten_matches_the_same(written: list[tuple[str, int]]) -> None:
+    def test_a_rewritten_pattern_matches_like_the_original(written: list[tuple[str, int]]) -> None:
         assert len(written) > 10
 
         @given(st.data())

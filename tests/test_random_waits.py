@@ -168,7 +168,7 @@ def check_intervals(program: Program) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_programs_end_and_leave_nothing(
+async def test_random_programs_of_leases_end_and_leave_no_lease(
     virtual_internet: FakeInternet, seed: int, ordered: bool
 ) -> None:
     net = virtual_internet

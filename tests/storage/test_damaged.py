@@ -82,7 +82,7 @@ async def use(path: Path, made: Callable[..., Any]) -> list[StorageError]:
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked at the start", "large"])
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_every_damage_is_the_one_error(
+async def test_every_damage_raises_storage_error(
     tmp_path: Path,
     made: Any,
     monkeypatch: pytest.MonkeyPatch,

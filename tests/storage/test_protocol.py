@@ -79,7 +79,7 @@ async def test_a_record_comes_back_whole(storage: Storage, made: Any) -> None:
     assert await storage.load_origin(ORIGIN) == record
 
 
-def test_half_a_body_is_no_body() -> None:
+def test_a_cut_compressed_body_is_an_error() -> None:
     body, _ = pack_body(b"Disallow: /x\n" * 100)
     for cut in range(len(body)):
         with pytest.raises(zlib.error):
@@ -199,7 +199,7 @@ async def test_every_body_of_one_flush_is_kept(storage: Storage, made: Any) -> N
     assert [entry.first_seen for entry in await storage.history(ORIGIN)] == [1.0, 2.0, 3.0]
 
 
-async def test_an_absence_is_history_too(storage: Storage, made: Any) -> None:
+async def test_a_missing_file_is_an_entry_of_the_history(storage: Storage, made: Any) -> None:
     storage.put_origin(made(at=1.0))
     storage.put_origin(made(at=2.0, text=None))
     entry = (await storage.history(ORIGIN))[-1]
