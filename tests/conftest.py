@@ -172,7 +172,7 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mocked]:
     """aioresponses, for tests in which only status and body matter.
 
     It replaces `ClientSession._request`, so middlewares, traces, resolver and connector never
-    run: redirects, turns and the guard are tested on `internet`. Its release 0.7.9 does not
+    run: redirects, leases and the guard are tested on `internet`. Its release 0.7.9 does not
     fit aiohttp 3.14, in which a response requires a `stream_writer`, and reading a body in pieces
     requires a protocol with a parser (or a limit so high that it is never needed).
     """

@@ -192,7 +192,7 @@ def test_a_setting_with_a_harmful_value_is_refused_by_name(raw: dict[str, Any], 
         ),
     ],
 )
-def test_a_mistake_is_told_with_the_setting_and_what_it_takes(
+def test_a_wrong_value_is_refused_with_the_setting_and_what_it_takes(
     raw: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

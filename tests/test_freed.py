@@ -319,7 +319,7 @@ SEEN_IN_USE = {
     *("RobotsTxt", "Policy", "LongestMatch", "ScopeRequest", "FetchConfig", "Window", "Any"),
     "Request",
 }
-"""Classes of what untracked structs hold besides: `test_structs_without_gc_are_in_no_reference_cycle`
+"""Classes of what untracked structs hold besides: `test_structs_without_gc_are_in_no_cycle`
 looks at their objects."""
 
 
@@ -410,7 +410,7 @@ def reached(root: object) -> Iterator[object]:
             open_.append(other)
 
 
-async def test_structs_without_gc_are_in_no_reference_cycle(world: World) -> None:
+async def test_structs_without_gc_are_in_no_cycle(world: World) -> None:
     kinds = tuple(untracked())
     met: Counter[str] = Counter()
     async with world.gate(world.stored) as gate:

@@ -62,7 +62,7 @@ async def test_a_blocked_host_defers_to_the_end_of_its_block(
     assert not await gate.allowed("http://a.test/x")
 
 
-async def test_a_paused_host_defers_with_a_moment_to_ask_again(
+async def test_a_question_about_a_paused_host_is_deferred_with_a_retry_at(
     gate: Gatekeeper, clock: VirtualClock
 ) -> None:
     await gate.pause("a.test")
@@ -85,7 +85,7 @@ async def test_a_batch_waits_for_no_blocked_host(gate: Gatekeeper, clock: Virtua
     assert verdicts == [Verdict.DEFER, Verdict.ALLOW, Verdict.DEFER]
 
 
-async def test_a_file_that_is_redirected_to_a_blocked_host_keeps_nobody_waiting(
+async def test_a_file_redirected_to_a_blocked_host_defers_at_once(
     gate: Gatekeeper, internet: FakeInternet, clock: VirtualClock
 ) -> None:
     internet.site("c.test").on("/robots.txt", redirect("http://a.test/for-c"))

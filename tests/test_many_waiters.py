@@ -240,7 +240,7 @@ async def test_a_lease_request_entered_twice_gives_two_leases(gate: Gatekeeper) 
 async def test_the_time_to_wait_counts_from_the_call(
     gate: Gatekeeper, virtual_internet: FakeInternet, block: bool
 ) -> None:
-    """Not from when those who came first were let in: the turn is due in 1,000 s."""
+    """Not from when those who came first were let in: the lease is due in 1,000 s."""
     clock = virtual_internet.clock
     assert isinstance(clock, VirtualClock)
 
@@ -335,7 +335,7 @@ async def test_the_cost_of_cancelling_does_not_grow_with_those_who_stay(order: s
 
 
 async def test_a_cancelled_waiter_frees_its_memory_at_once() -> None:
-    """Nobody's place lies about until the host's turn, which may be days off."""
+    """Nobody's place lies about until the host's lease, which may be days off."""
     scheduler = Scheduler(
         Config(pacing=PacingConfig(default_interval=1000.0)),
         clock=VirtualClock(),

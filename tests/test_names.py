@@ -48,7 +48,7 @@ def test_every_spelling_of_a_host_has_one_normal_form(text: str, host: str) -> N
         "ftp://a/",
     ],
 )
-def test_what_is_no_host_is_refused_with_a_remedy(text: str) -> None:
+def test_text_that_is_no_host_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a host: .*; write it as") as caught:
         host_named(text)
     assert repr(text) in str(caught.value)

@@ -433,7 +433,7 @@ def pem(key: Any, passphrase: bytes | None = None) -> bytes:
     ],
     ids=["empty", "nonsense", "broken", "another kind", "encrypted"],
 )
-def test_what_is_no_key_is_told_without_showing_it(tmp_path: Path, text: bytes) -> None:
+def test_a_file_that_is_no_key_is_refused_without_showing_it(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "key.pem"
     path.write_bytes(text)
     path.chmod(0o600)
@@ -444,7 +444,7 @@ def test_what_is_no_key_is_told_without_showing_it(tmp_path: Path, text: bytes) 
         assert len(line) < 8 or line.decode() not in str(raised.value)
 
 
-def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gatekeeper identity new"):
         read_signing_key(tmp_path / "none.pem")
 

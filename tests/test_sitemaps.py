@@ -127,7 +127,7 @@ def test_a_sitemap_may_be_cut_into_pieces_anywhere(text: str) -> None:
         assert read(iter([first, *pieces(rest, 1)])) == ([ONE, TWO], [])
 
 
-def test_what_follows_the_gzip_data_is_padding() -> None:
+def test_octets_after_the_gzip_data_are_ignored() -> None:
     assert read(gzip.compress(SITEMAP.encode()) + b"\0" * 99) == ([ONE, TWO], [])
 
 
@@ -176,7 +176,7 @@ def test_relative_urls_are_completed() -> None:
     assert read(index("post-sitemap.xml")) == ([f"{base}dir/post-sitemap.xml"], [])
 
 
-def test_what_lacks_its_scheme_or_is_no_url_is_not_completed() -> None:
+def test_a_url_without_a_scheme_and_text_that_is_no_url_are_not_completed() -> None:
     text = urlset(
         "www.x.test/d", "www.x.test", "x.test/a", "", "a page", "ftp://x.test/", "http:///"
     )
@@ -202,7 +202,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_comes_before_an_error_is_given(name: str) -> None:
+def test_entries_before_an_error_are_given(name: str) -> None:
     body, code = BROKEN[name]
     found, codes = read(body)
     assert found[:1] == [ONE]
@@ -223,7 +223,7 @@ def test_a_finding_names_the_line() -> None:
     "body",
     [b"", b"  \n", b"<html><body>Sorry</body></html>", b"Not found", b"\x89PNG\r\n", b"\x00" * 99],
 )
-def test_what_is_no_sitemap_gives_nothing(body: bytes) -> None:
+def test_a_file_that_is_no_sitemap_gives_no_entries(body: bytes) -> None:
     found, codes = read(body)
     assert not found
     assert {"not-a-sitemap", "broken-xml"} & set(codes)
@@ -375,7 +375,7 @@ def test_a_date_means_a_span_of_time(text: str, start: str, end: str) -> None:
         "Fri, 31 Dec 9999 23:59:59 -1200",
     ],
 )
-def test_what_is_no_date_is_none(text: str) -> None:
+def test_text_that_is_no_date_is_none(text: str) -> None:
     assert parse_modified(text) is None
 
 

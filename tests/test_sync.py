@@ -316,7 +316,7 @@ def test_a_dropped_gate_ends_its_thread() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
+def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
     done = run(
         "gate.allowed('http://a.example/')\n"
         "sys.stdout.flush()\n"

@@ -1,4 +1,4 @@
-"""While the state file takes nothing: no turn whose clock would have to be kept, by any way."""
+"""While the state file takes nothing: no lease whose clock would have to be stored, by any way."""
 
 from __future__ import annotations
 

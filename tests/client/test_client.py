@@ -193,14 +193,14 @@ async def test_a_sidecar_that_is_not_there_is_named_with_the_remedy(
     )
 
 
-async def test_without_a_token_the_client_is_told_where_it_goes(world: World) -> None:
+async def test_a_missing_token_is_an_error_that_says_where_it_is_set(world: World) -> None:
     sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
     gate = await world.client(sidecar.where)
     with pytest.raises(SidecarError, match="a bearer token is needed; give RemoteGatekeeper its"):
         await gate.check("http://a.test/")
 
 
-async def test_a_wrong_token_is_told_plainly_and_never_shown(world: World) -> None:
+async def test_a_wrong_token_is_an_error_that_does_not_show_it(world: World) -> None:
     sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
     gate = await world.client(sidecar.where, token=TOKEN)
     for ask in (gate.check, gate.robots, gate.acquire):

@@ -156,7 +156,7 @@ async def test_a_report_outlives_the_sidecar_s_absence(world: World) -> None:
     assert (gate.stats().untold, gate.stats().dropped, gate.stats().told) == (0, 0, 1)
 
 
-async def test_a_report_nobody_can_take_is_given_up(
+async def test_a_report_that_the_sidecar_does_not_accept_is_given_up(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.internet.site("a.test").robots("")
@@ -280,8 +280,8 @@ async def test_two_clients_share_the_pace_of_a_host(world: World) -> None:
     async def crawl(gate: RemoteGatekeeper) -> None:
         async with world.internet.session() as session:
             for _ in range(4):
-                turn = gate.lease("http://a.test/")
-                async with turn as lease, session.get("http://a.test/") as page:
+                request = gate.lease("http://a.test/")
+                async with request as lease, session.get("http://a.test/") as page:
                     lease.report(status=page.status)
 
     await world.drive(asyncio.gather(*map(crawl, gates)))

@@ -256,7 +256,7 @@ async def test_a_lease_under_another_name_is_used_under_it_alone(
         async with gate.lease(f"{HOST}/not-other"):
             with pytest.raises(Denied):
                 await session.get(f"{HOST}/not-other", headers={"User-Agent": OTHER})
-        # A request with another allowed name uses the turn.
+        # A request with another allowed name uses the lease.
         async with (
             gate.lease(f"{HOST}/both", user_agent=OTHER),
             session.get(f"{HOST}/both", headers={"User-Agent": AGENT}) as response,

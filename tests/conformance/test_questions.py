@@ -100,9 +100,7 @@ async def test_every_decision_says_what_the_embedded_gate_says(
     ]
 
 
-async def test_what_the_guard_refuses_names_the_remedy_that_its_text_shows(
-    world: FakeInternet, open_gate: Any
-) -> None:
+async def test_a_refusal_by_the_guard_names_its_remedy(world: FakeInternet, open_gate: Any) -> None:
     gate = await open_gate(world)
     for url, note in (
         ("http://10.0.0.1/", ADDRESS_NOTE),

@@ -159,7 +159,7 @@ async def test_closing_ends_the_fetches_in_the_background(
 async def test_an_unknown_address_is_looked_up_in_the_background(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
-    """With clocks per address a turn needs the host's address; the caller does not wait for it."""
+    """With clocks per address a lease needs the host's address; the caller does not wait for it."""
     net = virtual_internet
     assert isinstance(net.clock, VirtualClock)
     net.site("a.test").robots("")

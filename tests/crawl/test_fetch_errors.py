@@ -52,7 +52,7 @@ async def test_a_link_or_sitemap_that_is_no_url_costs_no_page(
     assert stored(folder, "http://a.test/x") == b"here"
 
 
-async def test_an_answer_that_can_not_be_read_is_told_in_words(
+async def test_a_response_that_can_not_be_read_fails_with_the_reason(
     internet: FakeInternet, folder: Path
 ) -> None:
     """The error used to show aiohttp's status 400, which no site had sent."""

@@ -55,8 +55,8 @@ async def test_a_lost_fleet_store_is_shown_as_what_holds_every_host_up(
 
     waiting, gate = WaitingHosts(), cast("Any", Gate())
     waiting.add("http://a.test/1")
-    turn = await waiting.due_origin("http://a.test/1", gate, virtual_internet.clock)
-    assert turn.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
+    due = await waiting.due_origin("http://a.test/1", gate, virtual_internet.clock)
+    assert due.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
     assert 0 < await waiting.soonest(gate, virtual_internet.clock, 0.0) < 5
 
 
@@ -202,7 +202,7 @@ async def test_max_wait_ends_a_crawl_whose_host_always_answers_retry_after(
     net.site("b.test").robots("User-agent: *\nCrawl-delay: 500\n").page("/1").page("/2")
     urls = ("http://a.test/1", "http://b.test/1", "http://b.test/2")
     assert await net.drive(fetch(net, *urls, max_wait=600.0)) == 1
-    # 600 s after the last page of the healthy host, whose turn comes 1,000 s after its robots.txt.
+    # 600 s after the last page of the healthy host, whose lease comes 1,000 s after its robots.txt.
     assert net.clock.monotonic() - began == pytest.approx(1_600.0, rel=0.2)
     assert "fetched 2" in (out := capsys.readouterr().out)
     assert "1 unfinished; no host is due within --max-wait 600 s" in out

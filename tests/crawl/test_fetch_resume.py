@@ -279,7 +279,7 @@ async def test_a_url_that_failed_is_tried_again_after_the_others_of_its_host(
     assert sorted(pages_of(site)[len(paths) :]) == ["/bad", "/bad", "/busy", "/busy"]
 
 
-async def test_what_an_earlier_run_tried_without_a_result_comes_after_what_was_never_tried(
+async def test_urls_that_failed_in_an_earlier_run_come_after_untried_ones(
     virtual_internet: FakeInternet, folder: Path
 ) -> None:
     net, hold = virtual_internet, Hold(Page("slow"))

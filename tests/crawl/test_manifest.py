@@ -64,7 +64,7 @@ def test_an_entry_without_a_page_marks_only_its_own_url_as_done(path: Path) -> N
         assert not manifest.done("https://a.test/home")
 
 
-def test_a_denied_url_is_done_but_has_no_page(path: Path) -> None:
+def test_a_denied_url_is_done_without_a_page(path: Path) -> None:
     with Manifest(path) as manifest:
         manifest.write(entry("https://a.test/1", Result.DENIED))
         assert not manifest.fetched("https://a.test/1")

@@ -19,7 +19,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators, next_try
 from gatekeeper.urls import Target
 from tests.fetching.conftest import Asker
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import (
     Bomb,
     BrokenChunk,
@@ -130,8 +130,8 @@ async def test_five_redirects_are_followed_each_with_its_own_lease(
     assert got.outcome is Outcome.RULES
     assert got.hops == (*(f"{A}/{n}" for n in (1, 2, 3, 4)), "http://b.test/5")
     urls = [f"{A}/robots.txt", *got.hops]
-    # A turn is released before the next one is acquired.
-    assert ask.turns == [(act, url) for url in urls for act in ("take", "give")]
+    # A lease is released before the next one is acquired.
+    assert ask.leases == [(act, url) for url in urls for act in ("take", "give")]
     assert [status for _, status, _ in ask.reports] == [301, 302, 303, 307, 308, 200]
 
 
@@ -215,7 +215,7 @@ async def test_a_location_that_is_no_url_of_a_site_is_asked_for_again_in_a_minut
     got = await ask(A)
     assert got.outcome is Outcome.BAD_REDIRECT
     assert next_try(got.outcome.row.cache_time, 0, random.Random(1)) <= 72.0
-    assert len(ask.turns) == 2
+    assert len(ask.leases) == 2
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ async def test_a_redirect_that_the_guard_refuses_is_not_followed_and_defers(
     got = await ask(A)
     assert got.outcome is Outcome.EGRESS_POLICY
     assert b.requests == []
-    assert len(ask.turns) == 2
+    assert len(ask.leases) == 2
 
 
 async def test_a_name_that_resolves_to_a_private_address_is_refused(
@@ -552,7 +552,7 @@ async def test_a_truncated_answer_is_retried_once_and_then_unreachable(
     site = net.site("b.test").on("/robots.txt", act)
     assert (await ask("http://b.test")).outcome is Outcome.TRUNCATED
     assert len(site.requests) == 2, "aiohttp must not repeat it by itself"
-    assert len(ask.turns) == 8, "each attempt has a turn of its own"
+    assert len(ask.leases) == 8, "each attempt has a lease of its own"
 
 
 async def test_a_body_with_broken_chunks_is_never_a_file(net: FakeInternet, ask: Asker) -> None:
@@ -676,7 +676,7 @@ async def test_a_file_that_arrives_slowly_is_given_up_at_the_total_deadline(
     assert got.took == pytest.approx(30.0)
 
 
-async def test_a_body_that_stops_in_the_middle_is_too_slow(
+async def test_a_body_that_stops_in_the_middle_has_the_outcome_too_slow(
     net: FakeInternet, ask: Asker, started: VirtualClock
 ) -> None:
     net.site("a.test").robots(Stall())
@@ -712,16 +712,16 @@ async def test_waiting_for_a_lease_is_not_network_time(
 
 
 class _Late:
-    def __init__(self, clock: VirtualClock, turn: Any) -> None:
+    def __init__(self, clock: VirtualClock, lease: Any) -> None:
         self.clock = clock
-        self.turn = turn
+        self.lease = lease
 
     async def __aenter__(self) -> Any:
         await self.clock.sleep(100.0)
-        return await self.turn.__aenter__()
+        return await self.lease.__aenter__()
 
     async def __aexit__(self, *error: Any) -> Any:
-        return await self.turn.__aexit__(*error)
+        return await self.lease.__aexit__(*error)
 
 
 # Failures before the first octet
@@ -786,7 +786,7 @@ async def test_a_cancelled_retrieval_leaves_no_connection(net: FakeInternet, ask
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ask.turns[-1][0] == "give"
+    assert ask.leases[-1][0] == "give"
 
 
 async def test_a_closed_session_is_no_failure_of_the_site(net: FakeInternet, ask: Asker) -> None:
@@ -797,6 +797,6 @@ async def test_a_closed_session_is_no_failure_of_the_site(net: FakeInternet, ask
         user_agent="x",
         config=Config(),
         clock=net.clock,
-        acquire=HostTurns(net.clock, 1.0),
+        acquire=HostLeases(net.clock, 1.0),
     )
     assert (await fetcher.fetch(A)).outcome is Outcome.OURS

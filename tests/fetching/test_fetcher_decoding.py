@@ -104,7 +104,7 @@ def test_each_coding_of_a_list_has_to_be_right(data: bytes) -> None:
         decoded("gzip, gzip", data)
 
 
-def test_what_each_coding_of_a_list_produces_is_bounded() -> None:
+def test_the_output_of_each_coding_of_a_list_is_bounded() -> None:
     """Not only the text at the end: empty members inside would cost time without end."""
     for members, whole in ((20_000, True), (100_000, False)):
         inner = gzip.compress(b"") * members + gzip.compress(TEXT)

@@ -12,7 +12,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import Fail, FakeInternet
 from tests.politeness.dead import Dials
 
@@ -41,7 +41,7 @@ async def fetching(
                 user_agent="testbot/1.0",
                 config=Config(),
                 clock=net.clock,
-                acquire=HostTurns(net.clock, 1.0),
+                acquire=HostLeases(net.clock, 1.0),
             ),
             lent,
         )

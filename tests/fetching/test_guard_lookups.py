@@ -17,7 +17,7 @@ from gatekeeper.config import Config, FetchConfig
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import SystemResolver, system_resolver
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 
@@ -127,7 +127,7 @@ async def test_the_wait_for_a_look_up_thread_is_not_connect_time(names: NameServ
             user_agent="examplebot/1.0",
             config=Config(fetch=FetchConfig(connect_timeout=10.0)),
             clock=clock,
-            acquire=HostTurns(clock, 1.0),
+            acquire=HostLeases(clock, 1.0),
         )
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))
         await names.until(lambda: names.asked)

@@ -199,7 +199,7 @@ def test_addresses_as_text_and_as_objects_are_judged_alike(ip: str) -> None:
         "1.1.1.1%1",
     ],
 )
-def test_what_is_no_canonical_address_is_refused(text: str) -> None:
+def test_text_that_is_no_canonical_address_is_refused(text: str) -> None:
     assert Guard().refuses_address(text, 80).kind is Kind.MALFORMED
 
 

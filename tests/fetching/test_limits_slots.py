@@ -1,4 +1,4 @@
-"""Turns by host, and slots in which dead hosts do not delay living ones."""
+"""Leases by host, and slots in which dead hosts do not delay living ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.fetching.limits import SLOW_FACTOR, Slots
 from gatekeeper.fetching.outcomes import ANSWERED, FAILED, UNKNOWN_ORIGIN, precedence
 from gatekeeper.urls import parse
-from tests.fetching.turns import AT_ONCE, HostTurns
+from tests.fetching.host_leases import AT_ONCE, HostLeases
 
 
 async def _hold(slots: Slots, until: asyncio.Event) -> None:
@@ -44,7 +44,7 @@ async def test_a_slow_retrieval_leaves_its_slot_after_a_quarter_of_a_second() ->
     await asyncio.gather(*dead, living)
 
 
-async def test_the_slow_lane_is_bounded_too() -> None:
+async def test_the_number_of_slow_retrievals_is_bounded() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 2)
     never = asyncio.Event()
@@ -128,13 +128,13 @@ async def test_few_unknown_origins_begin_in_one_iteration_of_the_loop() -> None:
     slots = Slots(clock, 200)
     for _ in range(3):
         slots.ended(answered=False)
-    turns = HostTurns(clock, 0.0)
+    leases = HostLeases(clock, 0.0)
     began: list[int] = []
     done = asyncio.Event()
 
     async def one(number: int, rank: int) -> None:
         precedence.set(rank)
-        async with slots.with_lease(turns(parse(f"http://h{number}.test/"))):
+        async with slots.with_lease(leases(parse(f"http://h{number}.test/"))):
             began.append(rank)
             await done.wait()
 

@@ -10,7 +10,7 @@ from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 
 URL = "https://a.test/robots.txt"
 
@@ -23,7 +23,7 @@ async def fetch() -> Retrieval:
             user_agent="bot",
             config=config,
             clock=SystemClock(),
-            acquire=HostTurns(SystemClock(), 1.0),
+            acquire=HostLeases(SystemClock(), 1.0),
         )
         return await fetcher.fetch("https://a.test")
 

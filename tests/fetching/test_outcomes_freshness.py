@@ -54,7 +54,7 @@ def test_a_lifetime_is_read_from_the_headers(
 
 
 @pytest.mark.parametrize("directive", ["no-store", "private", "no-cache", "max-age=60, No-Store"])
-def test_what_must_not_be_stored_is_held_for_the_floor_only(directive: str) -> None:
+def test_a_file_with_no_store_is_fresh_for_the_minimum_only(directive: str) -> None:
     said = lifetime({"Cache-Control": directive}, NOW)
     assert fresh_for(CacheTime.FRESH, said, CACHE) == 600.0
 

@@ -30,7 +30,7 @@ def test_a_name_that_does_not_exist_is_asked_for_seldom() -> None:
     assert hours == [1, 2, 4, 8, 16, 24, 24]
 
 
-def test_a_bad_certificate_is_tried_again_up_to_a_day_apart() -> None:
+def test_retries_after_a_bad_certificate_are_up_to_a_day_apart() -> None:
     assert next_try(CacheTime.LONG_LADDER, 99, Middle()) == DAY
 
 

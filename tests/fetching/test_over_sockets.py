@@ -20,7 +20,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.storage import SqliteStorage
 from gatekeeper.storage.base import Storage
 from tests.fetching.directories import DAY
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
 
 RULES = "User-agent: *\nDisallow: /private\n"
@@ -37,7 +37,7 @@ async def directory_on(
             user_agent="testbot/1.0",
             config=config,
             clock=net.clock,
-            acquire=HostTurns(net.clock, config.pacing.default_interval),
+            acquire=HostLeases(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
         directory = Directory(

@@ -223,7 +223,7 @@ async def test_each_distinct_body_enters_the_history() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.BLOCKED, Outcome.EGRESS_POLICY])
-async def test_what_the_guard_refused_is_asked_about_again_by_the_next_process(
+async def test_an_origin_refused_by_the_guard_is_judged_again_by_the_next_process(
     outcome: Outcome,
 ) -> None:
     """Otherwise it would be refused for a day, even if the next process may fetch it."""

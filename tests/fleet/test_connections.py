@@ -699,7 +699,9 @@ async def test_a_reply_of_too_many_elements_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", ":secret@"])
-async def test_a_store_at_its_maxclients_is_told_in_words(started: Started, secret: str) -> None:
+async def test_a_store_at_its_maxclients_is_named_in_the_error(
+    started: Started, secret: str
+) -> None:
     server = started("--maxclients", "1", *(("--requirepass", "secret") if secret else ()))
     with socket.socket(socket.AF_UNIX) as held:
         held.connect(str(server.socket))

@@ -71,8 +71,8 @@ async def test_a_pause_and_a_resume_reach_the_other_members(gates: TwoGates) -> 
 async def test_a_claim_that_the_store_lost_fetches_no_file_twice(
     gates: TwoGates, internet: FakeInternet, server: Server
 ) -> None:
-    """Both members wait for the host's turn: the second one takes the first one's result, and the
-    turn that it gives back delays nobody."""
+    """Both members wait for the host's lease: the second one takes the first one's result, and the
+    lease that it gives back delays nobody."""
     one, other = gates
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1")
     await asks(one)

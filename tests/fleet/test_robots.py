@@ -34,13 +34,13 @@ ORIGIN = "https://a.example"
 
 
 class Site:
-    """The result of the members' fetchers, and how often they fetched. `turn`: the host's turn."""
+    """The result of the members' fetchers, and how often they fetched. `due`: leases are free."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.queued = 0
-        self.turn = asyncio.Event()
-        self.turn.set()
+        self.due = asyncio.Event()
+        self.due.set()
         self.answer = Retrieval(
             outcome=Outcome.RULES,
             status=200,
@@ -52,7 +52,7 @@ class Site:
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         self.queued += 1
-        await self.turn.wait()
+        await self.due.wait()
         if (look := last_look.get()) is not None:
             await look()
         self.asked += 1
@@ -153,7 +153,7 @@ async def test_a_shared_copy_expires_when_the_original_does(member: Member, serv
     assert site.asked == 2
 
 
-async def test_what_a_304_renews_is_shared_with_all_that_the_header_said(member: Member) -> None:
+async def test_a_record_renewed_by_a_304_is_shared_with_its_headers(member: Member) -> None:
     site = Site()
     said = Metadata(brief=False, max_age=7200.0)
     site.answer = msgspec.structs.replace(
@@ -219,9 +219,9 @@ async def test_a_file_written_between_the_look_and_the_claim_is_not_fetched_agai
 async def test_a_member_whose_claim_was_lost_takes_the_result_of_another_member(
     member: Member, server: Server, forced: bool
 ) -> None:
-    """A store that lost its data lost the claims, so two members may wait for the host's turn."""
+    """A store that lost its data lost the claims, so two members may wait for the host's lease."""
     slow, quick = Site(), Site()
-    slow.turn.clear()
+    slow.due.clear()
     one, other = member(slow, "one"), member(quick, "other")
     token = current_flight.set(Flight(ORIGIN, force=forced))
     waiting = asyncio.create_task(one.fetch(ORIGIN))
@@ -229,7 +229,7 @@ async def test_a_member_whose_claim_was_lost_takes_the_result_of_another_member(
     await until(lambda: slow.queued == 1)
     server.ask("FLUSHALL")
     await other.fetch(ORIGIN)
-    slow.turn.set()
+    slow.due.set()
     assert (await waiting).body == quick.answer.body
     assert (slow.asked, quick.asked) == (0, 1)
     assert server.ask("EXISTS", "{gatekeeper}:f:" + ORIGIN) == b":0\r\n"  # both claims are released
@@ -238,11 +238,11 @@ async def test_a_member_whose_claim_was_lost_takes_the_result_of_another_member(
 async def test_a_member_that_lost_the_store_looks_there_again_once_it_has_its_lease(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member gives the store up after a while, and then waits for a turn as long as it takes."""
+    """A member gives the store up after a while, and then waits for a lease as long as it takes."""
     monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.05)
     slow, quick = Site(), Site()
-    slow.turn.clear()
+    slow.due.clear()
     one, other = member(slow, "one"), member(quick, "other")
     script = one._store.script
 
@@ -255,7 +255,7 @@ async def test_a_member_that_lost_the_store_looks_there_again_once_it_has_its_le
     monkeypatch.setattr(one._store, "script", script)
     one._away_until = 0.0
     await other.fetch(ORIGIN)
-    slow.turn.set()
+    slow.due.set()
     assert (await waiting).body == quick.answer.body
     assert (slow.asked, quick.asked) == (0, 1)
 
@@ -683,12 +683,12 @@ async def test_a_seeker_that_already_waits_for_a_lease_takes_the_file_that_is_of
     pair: Pair, server: Server
 ) -> None:
     """It claimed the origin after the store had lost the file, and before it was offered."""
-    pair.sites[1].turn.clear()
+    pair.sites[1].due.clear()
     waiting = asyncio.create_task(pair.seeker.fetch(ORIGIN))
     await until(lambda: pair.sites[1].queued == 1)
     pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
     await pair.forget(server)
-    pair.sites[1].turn.set()
+    pair.sites[1].due.set()
     assert (await waiting).body == HELD.body
     assert pair.sites[1].asked == 0
 

@@ -125,7 +125,7 @@ async def test_the_interval_of_a_file_holds_from_the_first_lease_on(
     assert [round(start - began) for start in starts] == [5, 10, 15]
 
 
-async def test_a_wait_for_a_robots_txt_that_waits_itself_says_when_to_ask_again(
+async def test_a_lease_that_waits_for_a_waiting_robots_txt_says_when_to_ask_again(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     """Two origins of a host have a file each, and one clock."""

@@ -243,7 +243,9 @@ async def test_malformed_text_is_refused_by_name(gate: Gatekeeper, raw: str) -> 
 @pytest.mark.parametrize(
     "raw", ["http://u:secret@a.test/", "http://10.0.0.1/", "http://a.test:22/", "http://localhost/"]
 )
-async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, raw: str) -> None:
+async def test_every_refusal_by_the_guard_has_the_reason_blocked(
+    gate: Gatekeeper, raw: str
+) -> None:
     decision = await gate.check(raw)
     assert (decision.verdict, decision.reason) == (Verdict.DENY, Reason.BLOCKED)
     assert "secret" not in repr(decision)

@@ -20,7 +20,7 @@ async def _lease(gate: Gatekeeper, url: str) -> None:
         pass
 
 
-async def _turn(gate: Gatekeeper, url: str) -> None:
+async def _get(gate: Gatekeeper, url: str) -> None:
     async with PoliteQueue(gate) as queue:
         await queue.put(url)
         await queue.get()
@@ -34,7 +34,7 @@ USES: dict[str, Use] = {
     "lease": _lease,
     "acquire": lambda gate, url: gate.acquire(url),
     "try_acquire": lambda gate, url: gate.try_acquire(url),
-    "PoliteQueue": _turn,
+    "PoliteQueue": _get,
 }
 
 

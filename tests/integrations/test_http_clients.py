@@ -110,7 +110,7 @@ async def test_another_transport_needs_guarded_false(internet: FakeInternet, lib
                 await client.get("http://a.test/private")
 
 
-async def test_a_task_that_would_wait_for_its_own_stream_is_told(
+async def test_a_task_that_would_wait_for_its_own_stream_is_refused(
     internet: FakeInternet, library: Any
 ) -> None:
     internet.site("a.test").robots("").page("/x", "mine" * 100)

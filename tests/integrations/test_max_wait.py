@@ -23,7 +23,7 @@ PAGES = [f"http://{host}/{page}" for host in HOSTS for page in range(3)]
 
 
 class Taker:
-    """A crawler that takes every turn immediately, and records what and when it was."""
+    """A crawler that takes every lease immediately, and records what and when it was."""
 
     def __init__(self, world: World, gate: Any) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Taker:
         self.why: dict[str, Any] = {}
 
     async def take(self, *urls: str) -> float:
-        """Take the turns of these URLs and of waiting ones. Return the seconds that it took."""
+        """Take the leases of these URLs and of waiting ones. Return the seconds that it took."""
         began = self.world.clock.monotonic()
         for url in urls:
             self.queue.put_nowait(url)

@@ -219,7 +219,9 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert run.stats["robotstxt/response_status_count/200"] == 3
 
 
-async def test_what_a_page_says_is_in_its_meta(internet: FakeInternet, scrapy: Scrapy) -> None:
+async def test_the_signals_of_a_page_are_in_its_meta(
+    internet: FakeInternet, scrapy: Scrapy
+) -> None:
     page = gzip.compress(
         b'<meta name="examplebot" content="noai"><meta name="robots" content="none">'
     )

@@ -14,7 +14,7 @@ from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import received
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing.turns_together import PATIENCE, Member, Time
+from tests.pacing.leases_together import PATIENCE, Member, Time
 
 HOST = "a.example"
 AT_ONCE = RobotsInterval(0.0, "request-rate")

@@ -258,7 +258,7 @@ class LedgerRules:
         await ledger.block([block])
         assert near(await wait_of(ledger, "b:1", "h", interval=0.0), 60.0)
 
-    async def test_an_interval_that_an_answer_taught_holds_for_everybody(
+    async def test_an_interval_learnt_from_a_response_holds_for_all_members(
         self, ledger: Ledger, time: Time
     ) -> None:
         await ledger.block([Report("h", 0.0, "", 8.0, 100.0)])

@@ -20,7 +20,7 @@ from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage import SqliteStorage
 from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.pacing.budget_rules import HOST, DailyBudgets, page, sent, spent
-from tests.pacing.turns_together import Member, VirtualTime
+from tests.pacing.leases_together import Member, VirtualTime
 from tests.pacing_support import FakeStorage
 
 Make = Callable[..., Awaitable[Scheduler]]

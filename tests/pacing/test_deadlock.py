@@ -562,7 +562,7 @@ async def test_a_task_outside_a_circle_of_waits_is_not_refused(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     """P's child waits for P's host a. A stranger that was started under another lease waits for a
-    as well. When P's child is refused and P continues, the stranger gets its turn."""
+    as well. When P's child is refused and P continues, the stranger gets its lease."""
     got: list[str] = []
 
     async def run() -> None:
@@ -612,7 +612,7 @@ async def test_a_cancelled_child_is_cancelled_and_not_refused(
     await net.drive(run())
 
 
-# --- robots.txt that needs the turn of a host that is held ------------------------------------
+# --- robots.txt that needs the lease of a host that is held -----------------------------------
 
 
 @pytest.fixture

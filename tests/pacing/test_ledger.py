@@ -28,8 +28,8 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.memory_ledger import MemoryLedger
 from gatekeeper.testing.simulation import Account, Judge
+from tests.pacing.leases_together import LeasesTogether, Member, VirtualTime
 from tests.pacing.ledger_rules import LedgerRules
-from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime
 from tests.pacing_support import due_at
 
 HOSTS = ("a.example", "b.example", "c.example")
@@ -47,7 +47,7 @@ class TestMemoryLedger(LedgerRules):
         return VirtualTime(clock)
 
 
-class TestTurnsTogether(TurnsTogether):
+class TestLeasesTogether(LeasesTogether):
     """Several schedulers over one ledger in memory."""
 
     @pytest.fixture

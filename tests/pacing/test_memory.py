@@ -27,7 +27,7 @@ async def turned_away(scheduler: Scheduler, host: str) -> None:
 
 
 async def refused(scheduler: Scheduler, host: str = VICTIM) -> str:
-    """Return why the host grants no turn now; empty if it does."""
+    """Return why the host grants no lease now; empty if it does."""
     try:
         grant = await scheduler.acquire("u", host, admit=RobotsInterval, timeout=0)
     except LeaseTimeout as error:

@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 class Runs:
-    """Successive schedulers over the same storage, and how long a turn takes."""
+    """Successive schedulers over the same storage, and how long a lease takes."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
@@ -42,7 +42,7 @@ class Runs:
         wish = RobotsInterval(seconds, "crawl-delay")
         return await self.scheduler.acquire("u", host, admit=lambda: wish)
 
-    async def wait_for_turn(self, seconds: float | None = 10.0, host: str = HOST) -> float:
+    async def wait_for_lease(self, seconds: float | None = 10.0, host: str = HOST) -> float:
         begun = self.clock.monotonic()
         grant: list[Grant] = []
 
@@ -84,7 +84,7 @@ async def test_an_interval_holds_across_a_restart(runs: Runs, again: Again) -> N
     grant.report(200)
     grant.release()
     await again(runs, 4.0)
-    assert await runs.wait_for_turn(10.0) == pytest.approx(6.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(6.0)
     await runs.scheduler.close()
 
 
@@ -95,7 +95,7 @@ async def test_a_longer_crawl_delay_after_a_restart_counts_from_the_last_request
     grant = await runs.take(10.0)
     grant.release()
     await runs.crash(4.0)
-    assert await runs.wait_for_turn(30.0) == pytest.approx(26.0)
+    assert await runs.wait_for_lease(30.0) == pytest.approx(26.0)
     await runs.scheduler.close()
 
 
@@ -103,7 +103,7 @@ async def test_a_longer_crawl_delay_after_a_restart_holds_where_no_clock_ran(run
     await runs.start()
     (await runs.take(0.0)).release()
     await runs.restart(4.0)
-    assert await runs.wait_for_turn(30.0) == pytest.approx(26.0)
+    assert await runs.wait_for_lease(30.0) == pytest.approx(26.0)
     await runs.scheduler.close()
 
 
@@ -111,7 +111,7 @@ async def test_a_lease_open_at_a_crash_counts_as_just_used(runs: Runs) -> None:
     await runs.start()
     await runs.take(10.0)
     await runs.crash(25.0)  # The request may have been sent just before.
-    assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(10.0)
     await runs.scheduler.close()
 
 
@@ -123,7 +123,7 @@ async def test_a_stored_clock_without_its_interval_holds_whatever_robots_txt_ask
     await runs.start()
     for wish in (UNKNOWN, RobotsInterval(2.0, "crawl-delay")):  # It was unreachable at first.
         runs.scheduler.robots_read(HOST, lambda wish=wish: wish)  # type: ignore[misc]
-    assert await runs.wait_for_turn(2.0) == pytest.approx(20.0)
+    assert await runs.wait_for_lease(2.0) == pytest.approx(20.0)
     await runs.scheduler.close()
 
 
@@ -133,7 +133,7 @@ async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs
     grant.release()
     assert HOST not in runs.storage.durable
     await runs.crash()
-    assert await runs.wait_for_turn(0.8) >= 0.8
+    assert await runs.wait_for_lease(0.8) >= 0.8
     await runs.scheduler.close()
 
 
@@ -148,7 +148,7 @@ async def test_clocks_too_short_to_be_kept_count_as_just_used_beside_an_older_re
     await runs.clock.elapse(100.0)
     (await runs.take(0.5)).release()
     await runs.crash()
-    assert await runs.wait_for_turn(0.5) == pytest.approx(1.0)
+    assert await runs.wait_for_lease(0.5) == pytest.approx(1.0)
 
 
 async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs: Runs) -> None:
@@ -156,7 +156,7 @@ async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs:
     (await runs.take(1.0)).release()
     await runs.crash()
     await runs.restart()
-    assert await runs.wait_for_turn(1.0) >= 1.0
+    assert await runs.wait_for_lease(1.0) >= 1.0
     await runs.scheduler.close()
 
 
@@ -164,7 +164,7 @@ async def test_a_clean_restart_does_not_delay_an_unknown_host(runs: Runs) -> Non
     await runs.start()
     (await runs.take(10.0)).release()
     await runs.restart()
-    assert await runs.wait_for_turn(10.0, "never.seen.example") == 0.0
+    assert await runs.wait_for_lease(10.0, "never.seen.example") == 0.0
     await runs.scheduler.close()
 
 
@@ -178,7 +178,7 @@ async def test_a_block_and_its_reason_survive(runs: Runs, again: Again) -> None:
     blocked = runs.scheduler.blocked(HOST)
     assert blocked is not None
     assert blocked[1] == "429, Retry-After 600"
-    assert await runs.wait_for_turn(1.0) == pytest.approx(500.0)
+    assert await runs.wait_for_lease(1.0) == pytest.approx(500.0)
     await runs.scheduler.close()
 
 
@@ -207,7 +207,7 @@ async def test_the_safe_rate_survives(runs: Runs) -> None:
     grant = await runs.take(2.0)
     grant.report(200)
     grant.release()
-    assert await runs.wait_for_turn(2.0) == pytest.approx(4.0)
+    assert await runs.wait_for_lease(2.0) == pytest.approx(4.0)
     await runs.scheduler.close()
 
 
@@ -230,9 +230,7 @@ async def _learn(runs: Runs, report: Learn) -> None:
 
 @pytest.mark.parametrize("what", LEARNT)
 @pytest.mark.parametrize("crash", [True, False])
-async def test_what_slowed_a_host_slows_it_in_the_next_run(
-    runs: Runs, what: str, crash: bool
-) -> None:
+async def test_a_slowed_host_is_slowed_in_the_next_run(runs: Runs, what: str, crash: bool) -> None:
     report, seconds = LEARNT[what]
     await _learn(runs, report)
     if crash:
@@ -240,12 +238,12 @@ async def test_what_slowed_a_host_slows_it_in_the_next_run(
     else:
         await runs.scheduler.close()
         await runs.start(latency_factor=10.0)
-    assert await runs.wait_for_turn(None) == pytest.approx(seconds)
+    assert await runs.wait_for_lease(None) == pytest.approx(seconds)
     await runs.scheduler.close()
 
 
 @pytest.mark.parametrize("what", ["errors", "latency"])
-async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
+async def test_a_slowed_host_is_slowed_until_a_shorter_interval_is_learnt(
     runs: Runs, what: str
 ) -> None:
     report, seconds = LEARNT[what]
@@ -253,7 +251,7 @@ async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
     await runs.crash(4000.0, latency_factor=10.0)
     await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(seconds)
+    assert await runs.wait_for_lease(None) == pytest.approx(seconds)
     await runs.scheduler.close()
 
 
@@ -265,14 +263,14 @@ async def test_a_rate_limit_of_a_response_holds_until_its_end_across_a_restart(r
     await runs.crash(100.0)
     await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(60.0)
+    assert await runs.wait_for_lease(None) == pytest.approx(60.0)
     await runs.clock.elapse(600.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(1.0)
+    assert await runs.wait_for_lease(None) == pytest.approx(1.0)
     await runs.scheduler.close()
 
 
-async def test_errors_that_a_success_ended_do_not_come_back_after_a_crash(runs: Runs) -> None:
+async def test_errors_reset_by_a_success_do_not_return_after_a_crash(runs: Runs) -> None:
     await _learn(runs, LEARNT["errors"][0])
     await runs.clock.elapse(10.0)
     grant = await runs.take(None)
@@ -281,7 +279,7 @@ async def test_errors_that_a_success_ended_do_not_come_back_after_a_crash(runs: 
     await runs.crash(100.0)
     await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(1.0)
+    assert await runs.wait_for_lease(None) == pytest.approx(1.0)
     await runs.scheduler.close()
 
 
@@ -302,7 +300,7 @@ async def test_a_jump_of_the_wall_clock_breaks_no_block(runs: Runs, days: int) -
     runs.clock.jump_wall(days * DAY)
     await runs.clock.elapse(40.0)
     await runs.crash(60.0)
-    assert await runs.wait_for_turn(1.0) == pytest.approx(500.0, abs=0.1)
+    assert await runs.wait_for_lease(1.0) == pytest.approx(500.0, abs=0.1)
     await runs.scheduler.close()
 
 
@@ -312,17 +310,17 @@ async def test_a_jump_of_the_wall_clock_moves_no_clock(runs: Runs, days: int) ->
     (await runs.take(10.0)).release()
     await runs.clock.elapse(2.0)
     runs.clock.jump_wall(days * DAY)
-    assert await runs.wait_for_turn(10.0) == pytest.approx(8.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(8.0)
     await runs.scheduler.close()
 
 
-async def test_a_clock_that_lies_a_day_ahead_by_a_jump_is_not_believed(runs: Runs) -> None:
+async def test_a_stored_clock_a_day_ahead_after_a_jump_is_ignored(runs: Runs) -> None:
     await runs.start()
     (await runs.take(10.0)).release()
     await runs.scheduler.close()
     runs.clock.jump_wall(-DAY)
     await runs.start()
-    assert await runs.wait_for_turn(10.0) <= 10.0
+    assert await runs.wait_for_lease(10.0) <= 10.0
     await runs.scheduler.close()
 
 
@@ -354,7 +352,7 @@ async def test_a_wall_clock_set_while_down_changes_nothing(
     now = runs.clock.monotonic()
     due = {name: due_at(runs.scheduler, f"{name}.example") - now for name in ("blocked", "closed")}
     assert due == pytest.approx({"blocked": 596.0, "closed": 296.0})
-    assert await runs.wait_for_turn(20.0) == pytest.approx(16.0)
+    assert await runs.wait_for_lease(20.0) == pytest.approx(16.0)
     await runs.scheduler.close()
 
 
@@ -404,7 +402,7 @@ async def test_after_a_start_of_the_machine_the_wall_clock_says_how_long_ago_it_
     await runs.clock.elapse(30.0)
     runs.clock.reboot()
     await runs.start()
-    assert await runs.wait_for_turn(100.0) == pytest.approx(70.0)
+    assert await runs.wait_for_lease(100.0) == pytest.approx(70.0)
     assert "the wall clock was set" not in caplog.text
     await runs.scheduler.close()
 
@@ -427,7 +425,7 @@ async def test_a_lease_open_at_a_crash_is_waited_for_once_however_the_wall_clock
     await runs.take(10.0)
     runs.clock.jump_wall(-DAY)
     await runs.crash()
-    assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(10.0)
     await runs.scheduler.close()
 
 
@@ -440,7 +438,7 @@ async def test_a_lease_that_can_not_be_made_durable_is_not_granted(runs: Runs) -
     stats = runs.scheduler.stats()
     assert (stats.in_flight, stats.granted) == (0, 0)
     runs.storage.fails = False
-    assert await runs.wait_for_turn(10.0) == 0.0, "nothing was sent: no clock runs"
+    assert await runs.wait_for_lease(10.0) == 0.0, "nothing was sent: no clock runs"
     await runs.scheduler.close()
 
 
@@ -472,7 +470,7 @@ async def test_nothing_is_granted_before_the_next_run_would_know_of_a_crash(runs
     runs.storage.fails = False
     (await runs.take(0.5)).release()
     await runs.crash()
-    assert await runs.wait_for_turn(0.5) >= 0.5
+    assert await runs.wait_for_lease(0.5) >= 0.5
     await runs.scheduler.close()
 
 
@@ -485,7 +483,7 @@ async def test_a_waiter_is_refused_when_its_grant_can_not_be_stored(runs: Runs) 
     await runs.clock.elapse(6.0)
     assert all(isinstance(task.exception(), StorageError) for task in waiting)
     runs.storage.fails = False
-    assert await runs.wait_for_turn(10.0) == 0.0
+    assert await runs.wait_for_lease(10.0) == 0.0
     await runs.scheduler.close()
 
 
@@ -505,5 +503,5 @@ async def test_a_record_without_a_usable_interval_still_keeps_its_clock(
         scope=HOST, next_at=clock.wall() + 7.0, interval=interval
     )
     await runs.start()
-    assert await runs.wait_for_turn(1.0) == pytest.approx(7.0)
+    assert await runs.wait_for_lease(1.0) == pytest.approx(7.0)
     await runs.scheduler.close()

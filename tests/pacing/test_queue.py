@@ -93,12 +93,12 @@ async def test_a_denied_url_calls_on_denied_and_is_done(
         crawl.start()
         await clock.elapse(1.0, turns=1000)
         assert len(told) == 200
-        assert crawl.got == [(page("a", "good"), 0.0)]  # Refused URLs cost no turn.
+        assert crawl.got == [(page("a", "good"), 0.0)]  # Refused URLs cost no lease.
         await queue.join()
         await crawl.stop()
 
 
-async def test_a_url_denied_at_the_grant_is_done_as_well(
+async def test_a_url_denied_at_the_grant_is_done(
     gate: FakeGate,
     queue: PoliteQueue,
     crawl: Crawl,
@@ -267,7 +267,7 @@ async def test_every_slot_of_a_host_is_used(make: Any, clock: VirtualClock) -> N
         await crawl.stop()
 
 
-async def test_the_queue_gets_its_share_of_a_host_that_others_ask_too(
+async def test_a_queue_gets_its_share_of_a_host_that_other_tasks_use(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     async def other() -> None:

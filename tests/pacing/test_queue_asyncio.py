@@ -16,13 +16,13 @@ from tests.queue_support import DEFER, DENY, FakeGate, page
 
 
 async def soon(queue: PoliteQueue, clock: VirtualClock) -> Turn:
-    """Call `get_nowait` repeatedly until it returns a turn."""
+    """Call `get_nowait` repeatedly until it returns a lease."""
     for _ in range(20):
         try:
             return queue.get_nowait()
         except asyncio.QueueEmpty:
             await clock.elapse(0.5)
-    raise AssertionError("no turn")
+    raise AssertionError("no lease")
 
 
 def test_maxsize_can_be_read(gate: FakeGate) -> None:
@@ -102,7 +102,7 @@ async def test_task_done_may_be_called_once_per_lease(queue: PoliteQueue) -> Non
     await queue.put(page("a", 0))
     async with await queue.get():
         queue.task_done()
-        assert queue.stats().unfinished == 1, "leaving the turn is what counts"
+        assert queue.stats().unfinished == 1, "ending the lease is what counts"
     await queue.join()
     with pytest.raises(ValueError, match="task_done"):
         queue.task_done()
@@ -198,7 +198,7 @@ async def test_an_allowed_url_waits_for_a_get_during_a_join_without_polling(
 async def test_a_join_decides_nothing_while_a_lease_is_open(
     gate: FakeGate, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task that has the turn calls `get` again, which handles denied URLs itself."""
+    """The task that has the lease calls `get` again, which handles denied URLs itself."""
     gate.said = {page("b", 0): DENY}
     looked: list[str] = []
     peek = gate.peek
@@ -228,7 +228,7 @@ async def test_a_join_decides_nothing_while_a_lease_is_open(
 async def test_a_join_makes_room_for_a_put_while_a_lease_is_open(
     gate: FakeGate, clock: VirtualClock
 ) -> None:
-    """The task that waits for room may be the one that holds the turn."""
+    """The task that waits for room may be the one that holds the lease."""
     gate.said = {page("b", 0): DENY}
     async with PoliteQueue(gate, maxsize=1) as queue:
         await queue.put(page("a", 0))
@@ -251,7 +251,7 @@ def origins_known() -> int:
 
 
 async def test_a_join_keeps_no_origin_that_is_empty(gate: FakeGate, clock: VirtualClock) -> None:
-    """While turns are out `join` examines no origin, however many come and go."""
+    """While leases are open `join` examines no origin, however many come and go."""
     gc.collect()
     before = origins_known()
     async with PoliteQueue(gate) as queue:
@@ -327,7 +327,7 @@ async def test_asynchronous_callbacks_are_waited_for_and_bounded(
         assert (running, most) == (0, 100)
 
 
-async def test_a_join_that_is_cancelled_leaves_everything_to_a_get(
+async def test_a_cancelled_join_leaves_every_url_to_a_get(
     gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
 ) -> None:
     await queue.put(page("a", 0))

@@ -1,4 +1,4 @@
-"""Failures of a gate, a callback or the file: the queue loses no URL, turn or error."""
+"""Failures of a gate, a callback or the file: the queue loses no URL, lease or error."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _raising(error: Exception) -> Any:
     return call
 
 
-async def test_a_gate_that_can_not_ask_now_is_asked_again_when_it_says(
+async def test_a_deferring_gate_is_asked_again_at_its_retry_at(
     make: Any, clock: VirtualClock
 ) -> None:
     class Overloaded(FakeGate):

@@ -157,7 +157,7 @@ async def test_closing_gives_back_leases_that_the_queue_reserved(
 
 
 class StubbornGate(FakeGate):
-    """Reports that a host is due, but refuses its turn until `relents`."""
+    """Reports that a host is due, but refuses its lease until `relents`."""
 
     relents = False
     refused = 0

@@ -1,4 +1,4 @@
-"""`Scheduler`, as seen by the tasks that wait for turns."""
+"""`Scheduler`, as seen by the tasks that wait for leases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wish(seconds: float | None) -> Callable[[], RobotsInterval]:
 
 
 class Visitor:
-    """Asks for turns in tasks, and records when each got one."""
+    """Asks for leases in tasks, and records when each got one."""
 
     def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
         self.scheduler = scheduler
@@ -365,7 +365,7 @@ async def test_a_lease_granted_to_a_cancelled_waiter_is_passed_on(
     visitor.ask("second")
     await clock.settle()
     visitor.grants["first"].release()
-    clock.advance(1.0)  # The turn is granted, but its owner has not run yet.
+    clock.advance(1.0)  # The lease is granted, but its owner has not run yet.
     await visitor.cancel("gone")
     await clock.settle()
     assert visitor.starts == [("first", 0.0), ("second", 1.0)]

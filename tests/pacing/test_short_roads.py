@@ -42,7 +42,7 @@ class Recorder:
 
 
 async def known(scheduler: Scheduler, wish: RobotsInterval = SECOND) -> None:
-    """Take a turn of the host, so that the next is due only after its interval."""
+    """Take a lease of the host, so that the next is due only after its interval."""
     grant = await scheduler.acquire(URL, HOST, admit=lambda: wish)
     grant.report(200)
     grant.release()

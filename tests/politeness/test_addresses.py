@@ -349,7 +349,7 @@ async def visit_anyhow(gate: Gatekeeper, host: str, session: aiohttp.ClientSessi
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("failures", [1, 2, 3])
-async def test_a_name_that_resolves_only_when_dialled_keeps_to_its_address_too(
+async def test_a_name_that_resolves_only_at_the_connection_shares_the_clock_of_its_address(
     internet: FakeInternet, clock: VirtualClock, error: Exception, failures: int
 ) -> None:
     for name in TWELVE:

@@ -1,6 +1,6 @@
 """Crawls of up to two hundred hosts, judged by the hosts' own logs: no promise is broken.
 
-Name resolution takes 0 to 300 ms at random, so requests arrive later than their turns were
+Name resolution takes 0 to 300 ms at random, so requests arrive later than their leases were
 granted. A clock that counts from the wrong moment is therefore detected.
 """
 

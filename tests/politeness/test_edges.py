@@ -44,7 +44,7 @@ async def test_a_path_that_is_denied_by_the_time_of_its_grant_is_not_requested(
         async with make_gate() as gate:
             waiting = asyncio.create_task(visit(gate, f"{A}/x", []))
             await clock.sleep(5.0)
-            asked = asyncio.create_task(gate.refresh(A))  # Its turn comes before the page's.
+            asked = asyncio.create_task(gate.refresh(A))  # Its lease comes before the page's.
             with pytest.raises(Denied) as refusal:
                 await waiting
             await asked

@@ -167,7 +167,7 @@ def test_a_robots_txt_that_leads_elsewhere_is_answered_there() -> None:
     assert kinds(moved, Line(4.0, "/x")) == ["unasked"]
 
 
-def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_again() -> None:
+def test_a_redirected_robots_txt_may_be_requested_again_before_it_was_read() -> None:
     slow, moved = Manners(delay=10.0), {"Location": "http://b.test/r.txt"}
     first = Line(0.0, "/robots.txt", status=301, headers=moved)
     there = Line(3.0, "/r.txt", host="b.test")
@@ -178,7 +178,7 @@ def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_a
     assert kinds(first, there, Line(5.0, "/x"), a=slow) == ["early"]
 
 
-def test_what_a_robots_txt_leads_to_has_a_clock_and_needs_no_permission() -> None:
+def test_the_target_of_a_redirected_robots_txt_has_a_clock_and_needs_no_permission() -> None:
     moved = Line(0.0, "/robots.txt", status=301, headers={"Location": "/private/r.txt"})
     private = Manners(denied=("/private",))
     assert kinds(moved, Line(1.0, "/private/r.txt"), a=private) == []

@@ -30,7 +30,7 @@ HOSTS = 24
 KILLS = 8 if LONG else 4
 SEEDS = [1, 7] if LONG else [7]
 RESOLVING = 0.3
-"""Most seconds that a lookup takes, and so a request from its turn to its site."""
+"""Most seconds that a lookup takes, and so a request from its lease to its site."""
 ROOT = Path(__file__).parents[2]
 
 

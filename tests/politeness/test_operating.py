@@ -189,7 +189,7 @@ async def test_waiters_can_be_cancelled_and_closed_during_a_local_fault(
             await clock.sleep(1.0)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-            assert gate.stats().pacing.waiting <= 1, "a probe for its turn, at most"
+            assert gate.stats().pacing.waiting <= 1, "a probe that waits for its lease, at most"
 
     await internet.drive(run())
 
@@ -197,7 +197,7 @@ async def test_waiters_can_be_cancelled_and_closed_during_a_local_fault(
 # -- what is learnt applies
 
 
-async def test_a_pace_counts_from_the_robots_txt_that_told_it_also_after_a_restart(
+async def test_an_interval_counts_from_the_robots_txt_request_that_brought_it(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3600\n")
@@ -218,7 +218,7 @@ async def test_a_pace_counts_from_the_robots_txt_that_told_it_also_after_a_resta
     assert log[0][1] >= site.requests[0].at + 3600 - EPSILON
 
 
-async def test_robots_txt_is_asked_for_again_at_the_pace_that_it_told(
+async def test_robots_txt_is_fetched_again_at_the_interval_it_asks_for(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 30\n")

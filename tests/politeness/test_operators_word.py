@@ -25,7 +25,7 @@ async def held(gate: Gatekeeper) -> bool:
 
 
 async def pace(gate: Gatekeeper, clock: VirtualClock, url: str = "http://a.test/x") -> float:
-    """Return the seconds between two turns."""
+    """Return the seconds between two leases."""
     at: list[float] = []
     for _ in range(2):
         async with gate.lease(url) as lease:

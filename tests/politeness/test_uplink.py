@@ -189,7 +189,7 @@ async def test_a_local_fault_ends_though_hanging_requests_hold_every_lease(
             assert [told for _, told in crawl.changes] == [True, False]
             assert crawl.gate.ready
             assert await crawl.gate.allowed("http://new.test/")
-            assert len(crawl.pages) == pages, "each turn is held by a request that hangs"
+            assert len(crawl.pages) == pages, "each lease is held by a request that hangs"
             assert all(site.most_concurrent == 1 for site in sites), "a probe is no request"
             for task in tasks:
                 task.cancel()

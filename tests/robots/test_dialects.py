@@ -73,7 +73,7 @@ def test_blank_line_ends_a_versioned_set_but_not_for_the_rfc() -> None:
         "User-agent: X\nRobot-version: 0.2\n",
     ],
 )
-def test_misplaced_or_unreadable_version_counts_for_nothing(head: str) -> None:
+def test_a_misplaced_or_unreadable_version_is_ignored(head: str) -> None:
     """V2-06, V2-08, DIA-07"""
     match = ask(head + "Disallow: /pics\n", "/pics/y")
     assert (match.allowed, match.dialect) == (False, Dialect.RFC9309)

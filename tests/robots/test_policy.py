@@ -138,7 +138,7 @@ def test_the_timing_of_a_group_is_its_own() -> None:
     assert policy.next_visit(NOON) == datetime(2026, 1, 6, 6, tzinfo=UTC)
 
 
-def test_crawl_delay_of_everybody_is_inherited_on_request_only() -> None:
+def test_the_crawl_delay_of_the_star_group_is_inherited_on_request_only() -> None:
     """VND-09"""
     robots = RobotsTxt.parse("User-agent: *\nCrawl-delay: 9\nAllow: /\nUser-agent: bot\n")
     assert robots.policy("bot").crawl_delay is None
@@ -185,7 +185,7 @@ def test_the_source_of_a_pace_is_the_line_in_force(text: str, source: str) -> No
     assert policy.interval_source(NOON) == source  # remembered
 
 
-def test_an_inherited_delay_names_the_line_of_everybody() -> None:
+def test_an_inherited_delay_names_the_line_of_the_star_group() -> None:
     """VND-09"""
     robots = RobotsTxt.parse("User-agent: *\nCrawl-delay: 9\nAllow: /\nUser-agent: bot\n")
     policy = robots.policy("bot", inherit_crawl_delay=True)

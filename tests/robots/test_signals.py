@@ -241,7 +241,9 @@ def test_moments_are_in_utc() -> None:
         (["noindex"], set()),
     ],
 )
-def test_robots_tag_unites_everybody_and_the_agent(values: list[str], names: set[str]) -> None:
+def test_an_x_robots_tag_unites_rules_for_all_and_for_the_agent(
+    values: list[str], names: set[str]
+) -> None:
     assert parse_robots_tag(values, "ExampleBot").names == names
 
 

@@ -73,7 +73,7 @@ def test_crawl_delay_is_a_plain_decimal(value: str, seconds: float) -> None:
         "５",
     ],
 )
-def test_crawl_delay_that_is_none_counts_for_nothing(value: str) -> None:
+def test_an_invalid_crawl_delay_is_ignored(value: str) -> None:
     assert parse_crawl_delay(value) is None
 
 
@@ -103,7 +103,7 @@ def test_visit_time_is_two_times_of_day(value: str, window: Window) -> None:
         *("6:00-8:45", "0600 0845", "0600-0845 GMT", "0600-0845-0900", "0600–0845", "٠٦٠٠-٠٨٤٥"),
     ],
 )
-def test_visit_time_that_is_none_counts_for_nothing(value: str) -> None:
+def test_an_invalid_visit_time_is_ignored(value: str) -> None:
     assert parse_visit_time(value) is None
 
 
@@ -148,7 +148,7 @@ def test_request_rate_is_documents_over_time(
         *("1/5 2500-0100", "1/5 0600", "1/5 0600-0845 x", "٣/٥", "1//5", "1/5ſ"),
     ],
 )
-def test_request_rate_that_is_none_counts_for_nothing(value: str) -> None:
+def test_an_invalid_request_rate_is_ignored(value: str) -> None:
     assert parse_request_rate(value) is None
 
 

@@ -66,7 +66,7 @@ async def test_an_encoded_body_is_415(
     assert caplog.records == []
 
 
-async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(door: Any) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(door: Any) -> None:
     service = await door()
     head = f"Expect: 100-continue\r\nContent-Length: {len(QUESTION)}"
     host, _, port = service.base.removeprefix("http://").partition(":")
@@ -80,7 +80,7 @@ async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(door: Any) 
     writer.close()
 
 
-async def test_a_client_of_http_1_0_is_not_told_to_go_on(door: Any) -> None:
+async def test_a_client_of_http_1_0_gets_no_100_continue(door: Any) -> None:
     """It would take that for the response (RFC 9110 section 10.1.1)."""
     service = await door()
     host, _, port = service.base.removeprefix("http://").partition(":")

@@ -95,7 +95,7 @@ def said(server: ServerConfig) -> str:
     return str(caught.value)
 
 
-def test_a_key_of_another_certificate_is_told_in_words(
+def test_a_key_of_another_certificate_is_refused_with_the_reason(
     server: ServerConfig, authority: trustme.CA
 ) -> None:
     assert server.tls_key is not None

@@ -60,7 +60,7 @@ BEGUN = {
 
 
 @pytest.mark.parametrize("begun", BEGUN)
-async def test_a_page_that_takes_too_long_breaks_off_and_holds_nothing_of_ours(
+async def test_a_page_that_takes_too_long_is_cut_off_and_frees_its_lease(
     door: Any, site: Any, begun: str
 ) -> None:
     site.on("/slow", Raw(b"HTTP/1.1 200 OK\r\n" + BEGUN[begun], "keep"))
@@ -323,7 +323,7 @@ async def test_a_flood_of_interim_responses_does_not_delay_other_requests(
     assert answered
 
 
-async def test_what_a_page_answered_is_shown_with_its_host(
+async def test_the_last_status_of_a_page_is_shown_with_its_host(
     door: Any, site: Any, internet: FakeInternet
 ) -> None:
     site.on("/moved", redirect("http://b.test/page"))

@@ -61,7 +61,7 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     fleet = {"url": store.url, "hold": 1.0}
     one, other = await door(fleet=fleet), await door(fleet=fleet)
     lease = await until_201(one, page)
-    # One request at a time in the whole fleet, also without waiting for a turn.
+    # One request at a time in the whole fleet, also without waiting for a lease.
     status, said = await other.post("/v1/leases", {"url": page, "wait": 0})
     assert (status, said["type"].rpartition(":")[2]) == (429, "not-yet")
     await a_refusal_names_the_member(other, page, one.service.gate.stats().fleet.member)
@@ -101,7 +101,7 @@ async def fleet_clocks(door: Any) -> list[str]:
 
 
 async def a_refusal_names_the_member(door: Any, page: str, member: str) -> None:
-    """A turn that does not come in time is refused with what holds the host; admins see whose."""
+    """A lease that does not come in time is refused with what holds the host; admins see whose."""
     names = {"crawler": {Role.CRAWL}, "boss": {Role.CRAWL, Role.ADMIN}}
     tokens = Tokens([Token(f"{n:x<40}".encode(), n, frozenset(r)) for n, r in names.items()])
     door.service.apply_config(door.service.config, tokens)
@@ -190,7 +190,7 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     await until_201(one, page)
     status, said = await one.get("/readyz")
     assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})
-    # The log tells why there were no turns for a while, and that they are granted again.
+    # The log tells why there were no leases for a while, and that they are granted again.
     async with asyncio.timeout(10.0):
         while not any("leases are granted again" in one for one in caplog.messages):
             await asyncio.sleep(0.01)

@@ -83,7 +83,7 @@ async def test_a_full_disk_and_kill_9_violate_no_interval(
     first = await start()
     assert (await fetch(first, page))[0] == 200
     with full_disk(first):
-        # The first request still waits for the host's turn, and is refused when that comes.
+        # The first request still waits for the host's lease, and is refused when that comes.
         assert (await fetch(first, page))[0] == 503
         assert "promises can't be kept" in await ready(first, 503)
         await refused_everywhere(first, page)

@@ -209,7 +209,7 @@ async def test_a_scan_of_all_hosts_lets_other_tasks_run() -> None:
     assert turns >= 90
 
 
-def test_the_state_of_a_host_is_that_of_what_it_shares_too() -> None:
+def test_the_state_of_a_host_includes_that_of_its_shared_clocks() -> None:
     shared = Scope("group:g", ScopeSettings())
     scope = Scope("a.test", ScopeSettings(), (shared,))
     assert state_of(scope, 0.0) == "free"
@@ -244,7 +244,9 @@ async def test_the_list_of_hosts_tells_of_their_files_and_counts(
     assert (await service.get("/v1/hosts?sort=next&page=300"))[0] == 400
 
 
-async def test_a_host_at_another_port_has_its_file_too(door: Any, internet: FakeInternet) -> None:
+async def test_a_host_at_another_port_is_listed_with_its_file(
+    door: Any, internet: FakeInternet
+) -> None:
     internet.site("http://a.test:8080").robots("User-agent: *\nDisallow: /no\n")
     service = await door()
     await service.get("/v1/check?url=http://a.test:8080/x")

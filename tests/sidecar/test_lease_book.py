@@ -132,7 +132,7 @@ def test_after_a_reboot_the_wall_clock_decides_and_no_expiry_is_delayed(
     assert left_by(path, clock)["a"].remaining(clock) == 60.0
 
 
-def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
+def test_a_shortened_journal_keeps_expired_leases(path: Path) -> None:
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
     for name in ("a", "b"):

@@ -48,8 +48,8 @@ class ScriptedLease:
 class ScriptedGate:
     def __init__(self) -> None:
         self.lease = ScriptedLease()
-        self.turn = asyncio.Event()
-        self.turn.set()
+        self.due = asyncio.Event()
+        self.due.set()
         self.left = 0
 
     def peek(self, url: str, **asked: Any) -> Any:
@@ -57,7 +57,7 @@ class ScriptedGate:
 
     async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:
         try:
-            await self.turn.wait()
+            await self.due.wait()
         except asyncio.CancelledError:
             self.left += 1
             raise
@@ -119,13 +119,13 @@ async def test_a_lease_id_given_back_before_its_grant_is_not_granted(
     """The client hung up, and gave the id back on another connection, which was read first."""
     name = "made-up-by-a-client"
     if waits:
-        gate.turn.clear()
+        gate.due.clear()
         asking = asyncio.ensure_future(held(table, gate, id=name, wait=9.0))
         await asyncio.sleep(0)
     given_back_unheard(table, name)
     if not waits:
         asking = asyncio.ensure_future(held(table, gate, id=name))
-    gate.turn.set()
+    gate.due.set()
     with pytest.raises(Problem) as caught:
         await asking
     assert caught.value.status == 410
@@ -214,14 +214,14 @@ async def test_a_client_that_hung_up_at_the_grant_has_no_lease(
 async def test_a_client_that_hangs_up_gives_its_place_back(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:
-    gate.turn.clear()
+    gate.due.clear()
     waiter = asyncio.create_task(held(table, gate))
     await asyncio.sleep(0)
     waiter.cancel()
     await asyncio.wait([waiter])
 
     assert gate.left == 1
-    gate.turn.set()
+    gate.due.set()
     await held(table, gate)
 
 
@@ -280,11 +280,11 @@ async def test_t15_leases_granted_during_a_wait_count_for_the_client_limit(
     clock: VirtualClock, gate: ScriptedGate
 ) -> None:
     table = LeaseTable(ServerConfig(max_leases=9, client_leases=2), clock)
-    gate.turn.clear()
+    gate.due.clear()
     waiting = [asyncio.create_task(held(table, gate, wait=9.0)) for _ in range(4)]
     for _ in range(10):
         await asyncio.sleep(0)
-    gate.turn.set()
+    gate.due.set()
     done = await asyncio.gather(*waiting, return_exceptions=True)
     refused = [one for one in done if isinstance(one, Problem)]
 
@@ -293,14 +293,14 @@ async def test_t15_leases_granted_during_a_wait_count_for_the_client_limit(
 
 
 async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedGate) -> None:
-    gate.turn.clear()
+    gate.due.clear()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(2):
             tasks.create_task(held(table, gate))
         await asyncio.sleep(0)
         with pytest.raises(Problem):
             await held(table, gate)
-        gate.turn.set()
+        gate.due.set()
     assert table.waiters.refused == 1
 
 

@@ -374,7 +374,7 @@ def told(crowd: list[socket.socket]) -> set[bytes]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_too_many_connections_are_told_so_and_the_service_recovers(
+async def test_a_connection_beyond_the_limit_is_refused_and_the_service_recovers(
     tmp_path: Path, loop: str
 ) -> None:
     limited = tmp_path / "limited"

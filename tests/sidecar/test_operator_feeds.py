@@ -394,7 +394,7 @@ async def test_the_overview_has_the_state_and_the_totals(door: Any, internet: Fa
     assert (seen["reload"]["ok"], seen["fleet"], seen["oldest_wait"]) == (True, None, None)
 
 
-async def test_the_configuration_is_told_with_its_sources_and_without_secrets(door: Any) -> None:
+async def test_the_configuration_is_shown_with_its_sources_and_without_secrets(door: Any) -> None:
     service = await door(max_leases=7)
     service.service.sources = {"server.max_leases": "flag --max-leases"}
     _, body = await service.get("/v1/config")
@@ -407,7 +407,7 @@ async def test_the_configuration_is_told_with_its_sources_and_without_secrets(do
     assert masked({"url": "redis://u:p@h/0?password=x"}) == {"url": "redis://***@h/0?***"}
 
 
-async def test_a_past_version_is_told_with_its_text(
+async def test_a_past_version_has_its_text(
     start: Any, internet: FakeInternet, tmp_path: Any
 ) -> None:
     from gatekeeper import Gatekeeper

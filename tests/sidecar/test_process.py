@@ -294,7 +294,7 @@ async def test_a_lease_survives_kill_9_and_its_report_is_taken_once(
     assert (await get(second, "/v1/hosts/127.0.0.1"))[1]["state"] != "busy"
 
 
-async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) -> None:
+async def test_a_socket_of_systemd_is_used_and_systemd_is_notified(start: Any, short: Path) -> None:
     import socket as sockets
 
     listener = sockets.create_server(("127.0.0.1", 0))

@@ -184,7 +184,7 @@ async def test_nothing_is_granted_under_an_id_that_was_given_back(
 ) -> None:
     service = await door()
     wanted = {"url": "http://a.test/page", "wait": 5}
-    if met:  # the turn is granted inline, without a task
+    if met:  # the lease is granted inline, without a task
         _, lease = await service.post("/v1/leases", wanted)
         await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
     name = "a_name-of-its-client"
@@ -363,7 +363,7 @@ async def test_a_refresh_that_cannot_begin_says_so(
     assert (status, problem["title"]) == (503, "Service Unavailable")
 
 
-async def test_refresh_asks_again(door: Any, site: Any) -> None:
+async def test_refresh_fetches_the_file_again(door: Any, site: Any) -> None:
     service = await door()
     await service.get("/v1/check", params={"url": "http://a.test/"})
     await service.post("/v1/hosts/a.test/refresh", {})

@@ -211,9 +211,7 @@ async def test_t16_a_stream_is_given_its_time_to_end(door: Any, internet: FakeIn
     await draining
 
 
-async def test_fetch_of_a_blocked_host_is_told_when_to_come_again(
-    door: Any, internet: FakeInternet
-) -> None:
+async def test_fetch_of_a_blocked_host_has_a_retry_after(door: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS).page("/page", "the page")
     service = await door()
     await service.service.gate.check("http://a.test/")

@@ -1,4 +1,4 @@
-"""Requests that wait for a turn: their order between clients, their number, their end."""
+"""Requests that wait for a lease: their order between clients, their number, their end."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_t15_clients_get_leases_of_a_host_evenly_however_much_each_asks(
     assert "".join(asking.order) == "ABCAB" + 10 * "A"
 
 
-async def test_t15_a_client_that_waits_for_one_host_delays_nobody_at_another(
+async def test_t15_a_client_that_waits_for_one_host_delays_no_client_at_another(
     clients: Any, internet: FakeInternet
 ) -> None:
     internet.site("b.test").robots("")
@@ -223,7 +223,7 @@ async def test_t16_every_waiting_poll_is_refused_when_the_service_drains(clients
     for client in "AAB":
         await asking.poll(client)
     asking.leases.drain()
-    asking.report(first)  # at the same moment, so no turn is granted
+    asking.report(first)  # at the same moment, so no lease is granted
     done = await asking.finish()
 
     assert [getattr(one, "kind", one) for one in done] == ["draining"] * 3
@@ -238,7 +238,7 @@ async def test_t16_a_lease_granted_just_before_draining_is_given_back(
     asking = await clients()
     first = await asking.take()
     await asking.poll("A")
-    asking.report(first)  # the turn is A's, but its task has not run yet
+    asking.report(first)  # the lease is A's, but its task has not run yet
     asking.leases.drain()
     [done] = await asking.finish()
 

@@ -198,7 +198,7 @@ async def test_limits_and_rules_hold_across_all_workers(
             assert (await ask(query))[1]["verdict"] == "allow"
         wanted = {"url": f"{origin}/a", "wait": 60}  # the robots.txt fetch has just used the turn
         polls = [asyncio.create_task(ask("/v1/leases", wanted)) for ask in asks[:2]]
-        # Both wait for their turn, so a third request is refused, by worker and owner alike.
+        # Both wait for their lease, so a third request is refused, by worker and owner alike.
         async with asyncio.timeout(20):
             while [(await ask(query))[0] for ask in asks[2:]] != [429] * 4:
                 await asyncio.sleep(0.01)

@@ -140,7 +140,7 @@ def test_records_other_than_rules_are_kept() -> None:
     assert [rule.field for rule in robots.extensions] == ["X-Note", "Noindex"]
 
 
-def test_what_is_not_ascii_is_written_as_it_stands() -> None:
+def test_text_that_is_not_ascii_is_written_unchanged() -> None:
     head = "# compose: owner=M\u00fcller prefix=/\u00f6\n"
     fragments = [
         Fragment("\u0444.txt", head + "User-agent: a\nDisallow: /\u00f6 # \u00e9\n"),

@@ -66,7 +66,7 @@ def test_a_single_rule_has_a_witness(rules: str, witness: str) -> None:
         "Disallow: /" + "a" * 70_000,
     ],
 )
-def test_a_rule_that_no_url_can_meet_has_none(rule: str) -> None:
+def test_a_rule_that_no_url_can_match_has_no_witness(rule: str) -> None:
     assert found(rule) == [(None, True)]
 
 
@@ -81,7 +81,7 @@ def test_a_rule_that_no_url_can_meet_has_none(rule: str) -> None:
         "Disallow: /a?b\nAllow: /a?b**",
     ],
 )
-def test_a_rule_that_others_always_beat_has_none(rules: str) -> None:
+def test_a_rule_that_others_always_override_has_no_witness(rules: str) -> None:
     assert found(rules)[0] == (None, True)
 
 
@@ -152,7 +152,7 @@ def test_witnesses_are_exact(rules: list[tuple[bool, str]]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(_RULE, min_size=1, max_size=4), st.lists(_RULE, min_size=1, max_size=4))
-def test_a_pair_of_rules_of_two_files_is_found_or_there_is_none(
+def test_a_search_for_a_pair_of_rules_finds_every_existing_url(
     mine: list[tuple[bool, str]], theirs: list[tuple[bool, str]]
 ) -> None:
     one = Reading.of(RobotsTxt.parse(file_of(mine)).policy("bot"))

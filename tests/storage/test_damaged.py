@@ -116,7 +116,7 @@ async def test_every_damage_raises_storage_error(
 REMEDIES = ("move it away", "move the file away", "give another path", "upgrade")
 
 
-async def test_a_kept_queue_that_is_damaged_is_told_likewise(tmp_path: Path) -> None:
+async def test_a_damaged_queue_file_raises_storage_error(tmp_path: Path) -> None:
     async with ScriptedGate() as gate:
         path = tmp_path / "queue.db"
         async with PoliteQueue(gate, keep=path) as queue:

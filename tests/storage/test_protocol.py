@@ -91,7 +91,7 @@ def test_a_body_that_grows_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -
     assert unpack_body(pack_body(bytes(100_000))[0]) == bytes(1000)
 
 
-async def test_an_unknown_origin_is_none(storage: Storage) -> None:
+async def test_load_origin_of_an_unknown_origin_is_none(storage: Storage) -> None:
     assert await storage.load_origin(ORIGIN) is None
     assert await storage.load_clock("a.example") is None
     assert await storage.history(ORIGIN) == []

@@ -50,7 +50,7 @@ async def test_a_database_that_is_removed_takes_no_promise_until_it_is_back(path
     assert names == {f"{when}.example" for when in ("before", "meanwhile", "after", "back")}
 
 
-async def test_a_database_that_was_deleted_is_told_of_and_its_journal_is_kept(path: Path) -> None:
+async def test_a_deleted_database_is_an_error_and_its_journal_is_kept(path: Path) -> None:
     storage = SqliteStorage(path)
     await storage.open()
     path.unlink()

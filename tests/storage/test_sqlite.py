@@ -187,7 +187,7 @@ def test_the_end_of_the_writing_thread_can_not_be_cancelled(path: Path, made: An
     assert ended.done()
 
 
-async def test_a_cancelled_flush_disturbs_nobody(path: Path, made: Any) -> None:
+async def test_a_cancelled_flush_does_not_cancel_other_flushes(path: Path, made: Any) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
         storage.put_origin(made())
         flush = asyncio.create_task(storage.flush())
@@ -235,7 +235,7 @@ async def test_a_promise_with_a_reason_that_is_no_text_is_kept(path: Path) -> No
         assert found.block_reason == "\udcff"
 
 
-async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) -> None:
+async def test_pending_records_are_bounded_while_nothing_is_written(made: Any) -> None:
     pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
     pending.put_origin(made("https://ladder.example", first_unreachable_at=1.0))
     for n in range(30):
@@ -246,7 +246,7 @@ async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) ->
     assert "https://29.example" in pending.origins
 
 
-async def test_what_is_pending_is_bounded_in_bytes(made: Any) -> None:
+async def test_pending_records_are_bounded_in_bytes(made: Any) -> None:
     pending = Pending(max_origins=1000, max_bytes=10_000, versions=3)
     rng = random.Random(1)
     for n in range(30):

@@ -76,7 +76,7 @@ def is_stale(grant: Grant) -> bool:
     return grant.stale
 
 
-class TurnsTogether:
+class LeasesTogether:
     """To be inherited by a class with the fixtures `member` and `time`."""
 
     async def test_a_429_holds_for_every_request_that_others_have_not_sent(
