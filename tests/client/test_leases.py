@@ -229,7 +229,7 @@ async def test_no_lease_stays_with_the_sidecar_whenever_its_client_is_cancelled(
         await until(lambda: not len(leases) and not gate._outbox and not gate._tasks)
         if answered == 3:
             break
-    assert answered == 3, "no turn was late enough"
+    assert answered == 3, "no cancellation was late enough"
     assert sidecar.gate.stats().pacing.in_flight == 0
 
 

@@ -138,7 +138,9 @@ async def test_a_crawl_is_decided_paced_and_reported(internet: FakeInternet, gat
     assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
 
 
-async def test_the_signals_of_a_page_are_in_its_user_data(internet: FakeInternet, gate: Any) -> None:
+async def test_the_signals_of_a_page_are_in_its_user_data(
+    internet: FakeInternet, gate: Any
+) -> None:
     tags = [("X-Robots-Tag", "noarchive"), ("X-Robots-Tag", "otherbot: nosnippet")]
     page = '<meta name="examplebot" content="noai"><meta name="robots" content="max-snippet:5">'
     site = internet.site("a.test").robots("")
