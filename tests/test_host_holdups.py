@@ -33,6 +33,7 @@ from gatekeeper.pacing.ledger import (
 )
 from gatekeeper.pacing.waiting import HostStatus
 from tests.internet import FakeInternet, Page
+from tests.waiting_support import until
 
 SETTINGS: dict[str, Any] = {
     "guard": {"allow": ["127.0.0.0/8", "*.test"]},
@@ -342,8 +343,7 @@ async def test_no_lease_waits_for_the_robots_txt_of_a_host_that_another_member_s
             is_refused(caught.value.decision, clock)
         assert source.asked == 0
         asking = asyncio.create_task(gate.acquire("http://b.test/", owned=False))
-        while not source.asked:
-            await asyncio.sleep(0)
+        await until(lambda: source.asked)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
@@ -423,8 +423,7 @@ async def test_a_loss_of_the_store_is_not_logged_for_each_waiting_host(
         caplog.set_level("DEBUG")
         for listener in ledger._listeners.values():
             listener.lost(True)
-        while len(deferred) < 20:
-            await asyncio.sleep(0)
+        await until(lambda: len(deferred) >= 20)
         getting.cancel()
         await asyncio.gather(getting, return_exceptions=True)
     assert [one.getMessage() for one in caplog.records if ".test" in one.getMessage()] == []

@@ -25,6 +25,8 @@ from gatekeeper.pacing.waiting import TaskWaiter
 from gatekeeper.queue.origin_queues import WaitingTasks
 from gatekeeper.robots.timing import RobotsInterval
 from tests.internet import FakeInternet
+from tests.pacing_support import scopes_of
+from tests.waiting_support import until
 
 FEW, MANY = 500, 2_000
 
@@ -188,13 +190,11 @@ async def test_a_waiter_outside_the_entrance_can_be_cancelled(gate: Gatekeeper) 
         never.cancel()
         await asyncio.sleep(0)
         early.cancel()
-        while gate.stats().pacing.waiting < 150:
-            await asyncio.sleep(0)
+        await until(lambda: gate.stats().pacing.waiting >= 150)
         outside.cancel()
         await asyncio.gather(never, early, outside, return_exceptions=True)
         assert all(task.cancelled() for task in (never, early, outside))
-        while gate.stats().pacing.waiting < 201:
-            await asyncio.sleep(0)
+        await until(lambda: gate.stats().pacing.waiting >= 201)
         inside.cancel()
         for task in crowd:
             task.cancel()
@@ -211,8 +211,7 @@ async def test_a_cancelled_waiter_that_was_admitted_keeps_nobody_outside(gate: G
         entrance = gate.parts.leases.entrance
         await asyncio.sleep(0)
         assert entrance.crowded
-        while entrance._waiting:  # the last of them were let in, and have not come in
-            await asyncio.sleep(0)
+        await until(lambda: not entrance._waiting)  # the last were let in, and have not come in
         for task in crowd:
             task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
@@ -325,7 +324,7 @@ async def test_the_cost_of_cancelling_does_not_grow_with_those_who_stay(order: s
         assert scheduler.stats().waiting == 0
         await taken_out(scheduler)
         took = time.process_time() - began
-        assert scheduler._memory.scopes["a.example"].queue is None
+        assert scopes_of(scheduler)["a.example"].queue is None
         await scheduler.close()
         return took
 
@@ -351,7 +350,7 @@ async def test_a_cancelled_waiter_frees_its_memory_at_once() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    queue = scheduler._memory.scopes["a.example"].queue
+    queue = scopes_of(scheduler)["a.example"].queue
     assert queue is not None
     assert len(queue.heap or ()) < 200
     stays.cancel()
@@ -382,7 +381,7 @@ async def test_cancelled_waiters_of_a_group_cost_the_same_each(again: bool) -> N
 
     tasks = [ask(number) for number in range(2_000)]
     await asyncio.sleep(0)
-    theirs = scheduler._memory.scopes["group:g"].queue
+    theirs = scopes_of(scheduler)["group:g"].queue
     assert theirs is not None
     for task in tasks[:-2]:
         task.cancel()
@@ -502,7 +501,7 @@ async def test_cancelled_waiters_count_no_more_at_once_and_are_removed_a_few_at_
     assert max(before - after for before, after in itertools.pairwise(standing)) <= 1_000
     assert max(after - before for before, after in itertools.pairwise(ended)) <= 1_000
     assert all(task.cancelled() for task in tasks)
-    assert scheduler._memory.scopes["a.example"].queue is None
+    assert scopes_of(scheduler)["a.example"].queue is None
     await scheduler.close()
 
 

@@ -26,8 +26,9 @@ from gatekeeper import (
 )
 from gatekeeper.client.connection import SidecarConnection, SidecarResponse, problem
 from gatekeeper.sidecar.security import Tokens
-from tests.conformance.ways import World, decided, until
+from tests.conformance.ways import World, decided
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Raw, redirect
+from tests.waiting_support import until
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TOKEN = "s3cr3t" * 8

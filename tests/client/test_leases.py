@@ -19,8 +19,9 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.client.leases import RemoteLease
-from tests.conformance.ways import World, decided, until
+from tests.conformance.ways import World, decided
 from tests.internet import Hold, NeverAnswer, Page, Stall
+from tests.waiting_support import until
 
 TOKEN = "s3cr3t" * 8
 

@@ -13,6 +13,7 @@ from gatekeeper import ConfigError, Denied, InvalidURL, Reason, State, Verdict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 ROBOTS = """\
 User-agent: *
@@ -169,8 +170,7 @@ async def test_check_many_keeps_the_order_and_answers_every_url(
     urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
 
     async def release() -> None:
-        while not other.requests:  # asked while slow.test is held
-            await asyncio.sleep(0)
+        await until(lambda: other.requests)  # asked while slow.test is held
         hold.release()
 
     releasing = asyncio.create_task(release())

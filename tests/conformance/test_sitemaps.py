@@ -21,6 +21,7 @@ from gatekeeper import (
 )
 from tests.conformance.ways import AGENT
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 SITEMAP = """<urlset><url><loc>http://a.test/p?x=\u00fc</loc><lastmod>2026-11-20</lastmod></url>
 <url><loc>http://a.test/old</loc><lastmod>2020-01-01T10:00:00+02:00</lastmod></url>
@@ -119,8 +120,7 @@ async def test_a_closed_queue_ends_the_reading_of_a_sitemap(
 ) -> None:
     queue = PoliteQueue(await open_gate(world), maxsize=1)
     putting = asyncio.create_task(queue.put_sitemap("http://a.test"))
-    while not queue.full():
-        await asyncio.sleep(0)
+    await until(queue.full)
     await queue.close()
     with pytest.raises(GateClosed):
         await putting

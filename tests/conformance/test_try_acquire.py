@@ -9,8 +9,8 @@ import pytest
 
 from gatekeeper import Denied, InvalidURL, LeaseTimeout, NotYet
 from gatekeeper.clock import VirtualClock, utc
-from tests.conformance.ways import until
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -101,12 +100,6 @@ class Sidecar:
 
     def count(self, path: str) -> int:
         return sum(1 for _, seen in self.seen if seen.endswith(path))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Run the loop until the condition holds; the test's own timeout is the limit."""
-    while not condition():
-        await asyncio.sleep(0)
 
 
 class World:

@@ -18,6 +18,7 @@ from gatekeeper.crawl.sources import Limits
 from gatekeeper.sidecar.listening import rare_collections
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated
+from tests.waiting_support import until
 
 
 async def test_a_page_is_stored_and_noted(internet: FakeInternet, folder: Path) -> None:
@@ -220,8 +221,7 @@ async def test_one_slow_host_delays_no_other(internet: FakeInternet, folder: Pat
     urls = ["http://slow.test/", *(f"http://h{number}.test/" for number in range(20))]
     run = asyncio.create_task(fetch(internet, *urls, output=folder, limits=Limits(concurrency=4)))
     path = folder / "manifest.jsonl"
-    while not path.exists() or path.read_text().count("\n") < 20:
-        await asyncio.sleep(0)
+    await until(lambda: path.exists() and path.read_text().count("\n") >= 20)
     hold.release()
     assert await run == 0
 

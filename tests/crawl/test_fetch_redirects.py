@@ -11,6 +11,7 @@ from gatekeeper.crawl import engine
 from gatekeeper.crawl.sources import Limits
 from tests.crawl.crawling import OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, FakeInternet, Hold, Page, redirect
+from tests.waiting_support import until
 
 
 async def test_a_redirect_is_followed_and_the_page_noted_once(
@@ -134,8 +135,7 @@ async def test_a_redirect_waits_for_the_page_that_it_leads_to(
     site = internet.site("a.test").robots(OPEN).on("/a", redirect(page)).on("/c", redirect("/a"))
     run = asyncio.create_task(fetch(internet, page, A, c, output=folder))
     await hold.waiting.acquire()
-    while not {"/a", "/c"} <= set(site.paths):
-        await asyncio.sleep(0)
+    await until(lambda: {"/a", "/c"} <= set(site.paths))
     await internet.settle()
     assert manifest(folder) == {}
     hold.release()

@@ -30,6 +30,7 @@ from tests.fleet.proxy import Proxy
 from tests.fleet.server import BINARY, Replicated, Server
 from tests.internet import free_port
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, take
+from tests.waiting_support import until
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
@@ -76,11 +77,9 @@ async def works() -> AsyncIterator[Works]:
         await ledger.head(["a:1"])
         assert not await granted(ledger, "a:2", "h")
         async with asyncio.timeout(PATIENCE):
-            while not ledger.hearing:
-                await asyncio.sleep(0.01)
+            await until(lambda: ledger.hearing)
             await ledger.pause(["h"])
-            while not listener.pauses:
-                await asyncio.sleep(0.01)
+            await until(lambda: listener.pauses)
         return ledger
 
     yield try_it
@@ -173,8 +172,7 @@ async def test_a_user_who_may_not_subscribe_is_named_once_in_the_log(
     server.ask("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "&*", "+@all", "-subscribe")
     async with RedisLedger(f"redis://deaf:pw@127.0.0.1:{server.port}/0") as ledger:
         async with asyncio.timeout(PATIENCE):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+            await until(lambda: caplog.records)
             tried = asyncio.Event()
             listen = ledger._store.listen
 
@@ -484,9 +482,7 @@ async def test_unknown_fields_and_kinds_of_messages_are_ignored(
             ["p", "h", 1, 2],
         ):
             await client.publish("{gatekeeper}:all", encoded(said))
-    async with asyncio.timeout(PATIENCE):
-        while not listener.reports or len(listener.pauses) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: listener.reports and len(listener.pauses) >= 2)
     assert listener.reports == [Report("h", 5.0, "429")]
     assert not [one for one in caplog.messages if "can't be read" in one]
 
@@ -522,8 +518,7 @@ async def test_a_server_that_never_answers_blocks_nobody(
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(LedgerLost):
                 await take(ledger, "a:9", "x")
-            while ledger.hearing:  # the other connection as well
-                await asyncio.sleep(0.01)
+            await until(lambda: not ledger.hearing)  # the other connection as well
             begun = wall.monotonic()
             await asyncio.gather(
                 *(take(ledger, f"a:{n}", "x") for n in range(50)), return_exceptions=True
@@ -537,9 +532,7 @@ async def test_a_server_that_never_answers_blocks_nobody(
     finally:
         server.go_on()
     deadline(ledger, PATIENCE)
-    async with asyncio.timeout(PATIENCE):
-        while not ledger.hearing or ledger.state != "connected":
-            await asyncio.sleep(0.01)
+    await until(lambda: ledger.hearing and ledger.state == "connected")
 
 
 async def gather_one(call: Coroutine[object, object, object]) -> object:
@@ -568,8 +561,7 @@ async def test_a_connection_that_breaks_in_any_way_is_noticed(
             assert any(isinstance(one, LedgerLost) for one in found)
             proxy.how = "pass"
             deadline(ledger, PATIENCE)
-            while not ledger.hearing or ledger.state != "connected":
-                await asyncio.sleep(0.01)
+            await until(lambda: ledger.hearing and ledger.state == "connected")
         assert await granted(ledger, "a:20", "z")
         assert not await granted(ledger, "a:21", "h")
         assert ledger.stats().epochs == epochs
@@ -666,17 +658,13 @@ async def test_a_store_that_answers_nonsense_is_lost_with_one_log_line(
             assert ledger.state != "lost"
             caplog.clear()
             proxy.answer = MISFITS[what]
-            async with asyncio.timeout(PATIENCE):
-                while ledger.state != "lost" or proxy.connections < 12:
-                    await asyncio.sleep(0.005)
+            await until(lambda: ledger.state == "lost" and proxy.connections >= 12)
             proxy.answer = b""
             lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
             assert [one.getMessage() for one in lines if "can't be reached" not in one.msg] == []
             assert len(lines) == 1
             assert lines[0].exc_info is None
-            async with asyncio.timeout(PATIENCE):
-                while ledger.state == "lost":
-                    await asyncio.sleep(0.005)
+            await until(lambda: ledger.state != "lost")
     finally:
         await proxy.close()
 

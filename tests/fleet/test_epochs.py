@@ -13,7 +13,8 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
-from tests.pacing.ledger_rules import PATIENCE, Listener, granted, near, take, wait_of
+from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+from tests.waiting_support import until
 
 HOLD = 20.0
 
@@ -333,9 +334,7 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         assert listener.losses == [True]
         server.start()
         server.ask("SET", "{shift}", str(round(time.clock.by * 1e6)))
-        async with asyncio.timeout(PATIENCE):
-            while listener.losses != [True, False]:
-                await asyncio.sleep(0.02)
+        await until(lambda: listener.losses == [True, False])
         assert ledger.state == "connected"
         assert await granted(ledger, "a:2", "x")
         assert not await granted(ledger, "a:3", "h")
@@ -614,14 +613,10 @@ async def test_a_heartbeat_goes_on_after_an_unexpected_error(
 
     monkeypatch.setattr(ledger._store, "script", breaks)
     ledger._heartbeat_now.set()
-    async with asyncio.timeout(PATIENCE):
-        while not broken:
-            await asyncio.sleep(0.005)
+    await until(lambda: broken)
     monkeypatch.setattr(ledger._store, "script", script)
     monkeypatch.setattr(ledger._store, "run", run)
-    async with asyncio.timeout(PATIENCE):
-        while not ledger._epoch:
-            await asyncio.sleep(0.005)
+    await until(lambda: ledger._epoch)
     assert await granted(ledger, "a:1", "h")
     assert "a heartbeat failed" in caplog.text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, listen, take, wait_of
+from tests.waiting_support import until
 
 
 class FarMember:
@@ -29,12 +30,6 @@ class FarMember:
 
     def knows(self, host: str) -> bool:
         return self.server.ask("EXISTS", f"{{gatekeeper}}:s:{host}") == b":1\r\n"
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture

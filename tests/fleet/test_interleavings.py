@@ -16,7 +16,6 @@ from tests.fleet.proxy import Proxy
 from tests.fleet.server import Replicated
 from tests.fleet.test_epochs import HOLD, Knowing, again
 from tests.pacing.ledger_rules import (
-    PATIENCE,
     Listener,
     asks,
     granted,
@@ -25,6 +24,7 @@ from tests.pacing.ledger_rules import (
     take,
     wait_of,
 )
+from tests.waiting_support import until
 
 
 class Failover:
@@ -74,16 +74,12 @@ async def failover(time: FleetTime) -> AsyncIterator[Failover]:
 
 async def replicated(failover: Failover) -> None:
     """Wait until the replica has all writes so far."""
-    async with asyncio.timeout(PATIENCE):
-        while failover.pair.master.ask("WAIT", "1", "1000") != b":1\r\n":
-            await asyncio.sleep(0.01)
+    await until(lambda: failover.pair.master.ask("WAIT", "1", "1000") == b":1\r\n")
 
 
 async def hears(ledger: RedisLedger) -> None:
     """Wait until notifications arrive; before that, waiters poll once a second."""
-    async with asyncio.timeout(PATIENCE):
-        while not ledger.hearing:
-            await asyncio.sleep(0.01)
+    await until(lambda: ledger.hearing)
 
 
 async def test_a_promoted_replica_without_the_last_write_begins_a_new_epoch(
@@ -229,9 +225,7 @@ async def test_a_block_between_grant_and_send_reaches_the_holder_of_a_second_slo
     assert await granted(one, "a:1", two)
     assert await granted(other, "b:1", two)
     await one.end([End("a:1", "sent", (Report("h", 30.0, "429"),))])
-    async with asyncio.timeout(PATIENCE):
-        while not second.reports:
-            await asyncio.sleep(0.005)
+    await until(lambda: second.reports)
     assert second.reports == [Report("h", 30.0, "429")]
     # The request was not sent and is undone: the slot is free, and the block applies.
     await other.end([End("b:1", "undone")])
@@ -252,9 +246,7 @@ async def test_a_reply_lost_on_the_way_is_asked_for_again_and_is_the_same_grant(
         assert await granted(ledger, "a:0", "x")  # the script is known there
         wire.how = "swallow replies"
         call = asyncio.create_task(take(ledger, "a:1", "h"))
-        async with asyncio.timeout(PATIENCE):
-            while time.server.ask("EXISTS", "{gatekeeper}:s:h") == b":0\r\n":
-                await asyncio.sleep(0.005)
+        await until(lambda: time.server.ask("EXISTS", "{gatekeeper}:s:h") != b":0\r\n")
         wire.how = "pass"
         wire.cut()
         with pytest.raises(LedgerLost):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time as clock
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,18 +18,10 @@ from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 URL = "http://a.test/x"
 TwoGates = tuple[Gatekeeper, Gatekeeper]
-
-
-async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while True:
-            found = true()
-            if await found if isinstance(found, Awaitable) else found:
-                return
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from gatekeeper.fleet.store import Store, StoreRefuses
 from tests.fleet.conftest import Join
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import PATIENCE, Listener
+from tests.waiting_support import until
 
 ORIGIN = "https://a.example"
 
@@ -101,12 +102,6 @@ async def member(server: Server) -> AsyncIterator[Member]:
     yield build
     for store in stores:
         await store.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 async def test_many_members_at_once_fetch_once(member: Member) -> None:

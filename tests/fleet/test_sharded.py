@@ -34,6 +34,7 @@ from tests.pacing.ledger_rules import (
     near,
     wait_of,
 )
+from tests.waiting_support import until
 
 
 async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
@@ -197,9 +198,7 @@ async def test_a_lease_files_messages_and_pauses_work_on_a_real_cluster(
     await member.end([End("a:0", "sent", (Report("h0", 60.0, "429"),))])
     assert near(await wait_of(member, "b:0", "h0"), 60.0, 1.0)
     await member.pause(hosts[6:9])
-    async with asyncio.timeout(PATIENCE):
-        while len(listener.pauses) < 3 or not listener.reports:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(listener.pauses) >= 3 and listener.reports)
     views = await member.look(hosts)
     assert [view.clock.paused for view in views].count(True) == 3
     assert sum(len(view.holds) for view in views) == 21

@@ -36,6 +36,7 @@ from gatekeeper.fetching.guard_policy import (
 )
 from gatekeeper.testing import ScriptedGate
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 AUTHORITIES = ["http://a.test/", "http://a.test", "HTTP://A.test:80/", "http://u@a.test/", "/"]
@@ -189,8 +190,7 @@ async def test_check_many_keeps_the_order_and_answers_every_url(
     urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
 
     async def release() -> None:
-        while not other.requests:  # asked while slow.test is held
-            await asyncio.sleep(0)
+        await until(lambda: other.requests)  # asked while slow.test is held
         hold.release()
 
     releasing = asyncio.create_task(release())

@@ -14,6 +14,7 @@ from gatekeeper.fetching.faults import MIN_FAILED_SITES
 from tests.conformance.ways import AGENT
 from tests.integrations.rigs import Rig
 from tests.internet import Fail, FakeInternet, Hold, Page, Reset, Stall, redirect
+from tests.waiting_support import until
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 
@@ -153,8 +154,7 @@ async def test_many_requests_for_a_host_with_a_long_interval_delay_no_other_host
         return  # each request waits in its own thread, which can't be cancelled
     waiting = [asyncio.create_task(rig.get(f"http://far.test/{number}")) for number in range(17)]
     async with asyncio.timeout(30):
-        while not far.paths:
-            await asyncio.sleep(0)
+        await until(lambda: far.paths)
         for _ in range(3):
             assert (await rig.get_beside("http://a.test/")).text == "free"
     assert far.paths == ["/robots.txt"]

@@ -18,10 +18,11 @@ import gatekeeper
 from gatekeeper import ConfigError, session_gate
 from gatekeeper.session import polite_session
 from gatekeeper.sidecar.security import Tokens
-from tests.conformance.ways import AGENT, settings, until
+from tests.conformance.ways import AGENT, settings
 from tests.documents.blocks import SITE
 from tests.internet import FakeInternet, Hold, Page, free_port, redirect
 from tests.robots.test_cost_of_values import least
+from tests.waiting_support import until
 
 mcp = pytest.importorskip("mcp")
 

@@ -26,6 +26,7 @@ from tests.internet import FakeInternet, Hold, Page, Reset, html
 pytest.importorskip("playwright")
 
 from gatekeeper.integrations.playwright import polite_route
+from tests.waiting_support import until
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
@@ -268,8 +269,7 @@ async def test_a_page_that_is_closed_frees_its_lease(
     await page.close()
     results = await asyncio.gather(going, queued, return_exceptions=True)
     assert all(isinstance(result, Exception) for result in results)
-    while gate.stats().pacing.in_flight:  # limited by the test's own timeout
-        await asyncio.sleep(0)
+    await until(lambda: not gate.stats().pacing.in_flight)
     again = await context.new_page()
     async with gate.lease("http://a.test/2"):  # the caller's open lease is used
         response = await polite.goto(again, "http://a.test/2")
@@ -322,8 +322,7 @@ async def test_a_page_that_waits_for_a_host_can_navigate_elsewhere(
     response = await polite.goto(page, "http://b.test/")
     assert response is not None
     assert await response.text() == "there"
-    while gate.stats().pacing.in_flight:  # limited by the test's own timeout
-        await asyncio.sleep(0)
+    await until(lambda: not gate.stats().pacing.in_flight)
     await context.close()
 
 

@@ -30,6 +30,7 @@ from tests.integrations.rigs import Scrapy as Rig
 from tests.integrations.scrapy_worker import WorkerFailed
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 from tests.test_signing import as_sent, verify
+from tests.waiting_support import until
 
 pytest.importorskip("scrapy")
 
@@ -482,8 +483,7 @@ async def test_a_stopped_crawl_does_not_wait_for_leases(internet: FakeInternet) 
     await rig.start()
     try:
         waiting = asyncio.create_task(rig.get("http://a.test/"))
-        while not site.paths:
-            await asyncio.sleep(0)
+        await until(lambda: site.paths)
         await rig.close()
         with pytest.raises(LeaseTimeout, match="stopped"):
             await waiting

@@ -17,6 +17,7 @@ from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing_support import due_at, is_paused
+from tests.waiting_support import until
 
 HOST = "a.example"
 PATIENCE = 20.0
@@ -63,13 +64,6 @@ async def start(scheduler: Scheduler, interval: float = 1.0) -> Grant:
 
 def starting(scheduler: Scheduler) -> asyncio.Task[Grant]:
     return asyncio.create_task(start(scheduler))
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Wait for a condition: the messages of a fleet come over a network."""
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0)
 
 
 def is_stale(grant: Grant) -> bool:

@@ -23,6 +23,7 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.rules import DAY, DailyBudget
+from tests.waiting_support import until
 
 PATIENCE = 20.0
 """Most seconds that a test waits for anything."""
@@ -78,9 +79,7 @@ class Listener:
 async def listen(ledger: Ledger, owner: str, listener: Listener) -> None:
     """Subscribe a listener, and wait until the subscription is in force."""
     ledger.listen(owner, listener)
-    async with asyncio.timeout(PATIENCE):
-        while not getattr(ledger, "hearing", True):
-            await asyncio.sleep(0)
+    await until(lambda: getattr(ledger, "hearing", True))
 
 
 def asks(token: str, *scopes: ScopeRequest | str, interval: float = 1.0) -> TakeRequest:

@@ -19,7 +19,7 @@ from gatekeeper.pacing.scopes import UNKNOWN, BackOff, RequestReport, ScopeHisto
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.effort import of_many, some_of
-from tests.pacing_support import FakeStorage
+from tests.pacing_support import FakeStorage, scopes_of
 
 HOST = "a.example"
 PACING = PacingConfig(backoff_jitter=0.0)
@@ -468,7 +468,7 @@ async def test_a_refusal_doubles_the_interval_without_the_latency_factor(
     grant = await scheduler.acquire("u", HOST, admit=lambda: FAST)
     grant.report(429, elapsed=0.2, retry_after=1)
     grant.release()
-    back_off = scheduler._memory.scopes[HOST].ensure_history().back_off
+    back_off = scopes_of(scheduler)[HOST].ensure_history().back_off
     assert back_off is not None
     assert back_off.refused == 0.05  # The latency did not apply to that request.
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
@@ -588,7 +588,7 @@ async def test_the_back_off_and_its_next_trial_survive_a_restart(
     assert await leases(scheduler, clock, 21, FAST) == pytest.approx(1.0, abs=0.25)
     await refuse(scheduler, clock, FAST, retry_after=1)
     scheduler = await runs.again(crash=crash)
-    back_off = scheduler._memory.scopes[HOST].ensure_history().back_off
+    back_off = scopes_of(scheduler)[HOST].ensure_history().back_off
     assert back_off is not None
     assert back_off.wait == 2 * HOUR  # The trial was refused immediately.
 

@@ -13,7 +13,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import due_at
+from tests.pacing_support import due_at, scopes_of
 
 Make = Callable[..., Awaitable[Scheduler]]
 URL, HOST = "https://a.example/", "a.example"
@@ -92,7 +92,7 @@ class Crawl:
                     one.unheaded,
                     one.history is None,
                 )
-                for one in self.scheduler._memory.scopes.values()
+                for one in scopes_of(self.scheduler).values()
             ],
             self.recorder.promises,
             self.scheduler.stats(),
@@ -211,7 +211,7 @@ async def test_jitter_is_drawn_for_each_lease(make: Make, clock: VirtualClock) -
     intervals = set()
     for _ in range(5):
         await known(scheduler)
-        intervals.add(scheduler._memory.scopes[HOST].interval)
+        intervals.add(scopes_of(scheduler)[HOST].interval)
         clock.advance(2.0)
     assert len(intervals) == 5
 

@@ -16,6 +16,7 @@ from gatekeeper.session import session_gate
 from gatekeeper.storage.memory import MemoryStorage
 from tests.effort import some_of
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
+from tests.pacing_support import scopes_of
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
 
@@ -135,7 +136,7 @@ async def test_a_lost_uplink_is_found_soon_counts_against_no_host_and_ends_at_on
             gate = crawl.gate
             for host in HOSTS[:hosts]:
                 assert {view.kind for view in await gate.why(host)} <= KINDS
-                scope = gate.parts.scheduler._memory.find(host)
+                scope = scopes_of(gate.parts.scheduler).get(host)
                 assert scope is not None
                 assert scope.history is None or not scope.history.errors
             stored = [await storage.load_origin(f"http://new{n}.test") for n in range(700)]

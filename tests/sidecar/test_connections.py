@@ -22,6 +22,7 @@ from gatekeeper.sidecar import service as service_module
 from gatekeeper.sidecar.listening import Acceptor, ConnectionLimits
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet, Hold
+from tests.waiting_support import until
 
 LIMITS = ConnectionLimits(clients=16, backlog=64)
 """16 connections may be open; with a forward proxy 12, and 4 to the proxy. So it is with the
@@ -282,20 +283,16 @@ async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for one in clients:
             group.create_task(one.run())
-        while min(one.answers for one in clients) < 5:
-            await asyncio.sleep(0)
+        await until(lambda: min(one.answers for one in clients) >= 5)
         stopped = group.create_task(running.stop())
-        while running.service.phase == "serving":
-            await asyncio.sleep(0)
+        await until(lambda: running.service.phase != "serving")
         if "workers" in words:  # they answer until they have passed their connections back
             workers = running.service.workers
             assert workers is not None
-            while workers._workers:
-                await asyncio.sleep(0)
+            await until(lambda: not workers._workers)
         for one in clients:
             one.stopping, one.answers = True, 0
-        while min(one.answers for one in clients) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: min(one.answers for one in clients) >= 2)
         clock.over.set()
         await stopped
     assert [one.kept_open for one in clients] == [0] * len(clients)

@@ -15,6 +15,7 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
 from tests.sidecar.decision_log_support import write_log
+from tests.waiting_support import until
 
 OPEN = "User-agent: *\nDisallow: /private\n"
 
@@ -85,8 +86,7 @@ async def test_a_page_that_takes_too_long_to_begin_is_504(door: Any, site: Any) 
     await service.get("/v1/check", params={"url": "http://a.test/"})
     clock = service.service.clock = VirtualClock()
     asking = asyncio.create_task(service.get("/v1/fetch", params={"url": "http://a.test/slow"}))
-    while "/slow" not in site.paths:
-        await asyncio.sleep(0)
+    await until(lambda: "/slow" in site.paths)
     await clock.elapse(3.0)
 
     assert (await asking)[0] == 504

@@ -14,6 +14,7 @@ from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.fleet.server import BINARY, Server
 from tests.internet import FakeInternet, free_port
+from tests.waiting_support import until
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
@@ -191,9 +192,7 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     status, said = await one.get("/readyz")
     assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})
     # The log tells why there were no leases for a while, and that they are granted again.
-    async with asyncio.timeout(10.0):
-        while not any("leases are granted again" in one for one in caplog.messages):
-            await asyncio.sleep(0.01)
+    await until(lambda: any("leases are granted again" in one for one in caplog.messages))
     waits = [one for one in caplog.messages if "no leases are granted until" in one]
     assert len(waits) == 1
     assert store.url in waits[0]
@@ -220,11 +219,9 @@ async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_with_its
     one, other = await door(fleet=fleet), await door(fleet=fleet)
     member = other.service.gate.stats().fleet.member
     async with asyncio.timeout(60.0):
-        while one.service.gate.stats().fleet.members < 2:
-            await asyncio.sleep(0.05)
+        await until(lambda: one.service.gate.stats().fleet.members >= 2)
         store.kill()
-        while not one.service.gate.stats().fleet.dividing:
-            await asyncio.sleep(0.05)
+        await until(lambda: one.service.gate.stats().fleet.dividing)
     refused = 0
     for number in range(1, 13):
         host = f"127.77.0.{number}"

@@ -18,6 +18,7 @@ from gatekeeper.sidecar import background
 from gatekeeper.sidecar.listening import Server
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page
 from tests.sidecar.decision_log_support import write_log
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n\nUser-agent: testbot\nAllow: /\n"
 FORWARDED = {
@@ -108,8 +109,7 @@ async def test_rfc20_robots_txt_itself_is_allowed_for_an_unknown_origin(
 async def test_a_short_configured_wait_answers_the_first_question(door: Any, site: Any) -> None:
     service = await door(forward_auth=True, forward_auth_wait=0.15)
     await ask(service, FORWARDED)
-    while service.service.learner:  # on a busy machine the fetch may take longer
-        await asyncio.sleep(0)
+    await until(lambda: not service.service.learner)  # the fetch may take longer
     assert (await ask(service, FORWARDED)).status == 200
 
 

@@ -20,6 +20,7 @@ from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
 from tests.internet import FakeInternet
 from tests.sidecar.decision_log_support import write_log
+from tests.waiting_support import until
 
 TOKEN = "a" * 40
 _OWN = re.compile(
@@ -186,8 +187,7 @@ async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: Fa
     # Again, with the second one read while the first is being answered.
     cold = get("/v1/check?url=http://b.test:81/first")
     connection.writer.write(cold)
-    while both.service.clients._under_way == {}:
-        await asyncio.sleep(0)
+    await until(lambda: both.service.clients._under_way != {})
     assert b"b.test:81/first" in await connection.ask(CHECK)
     assert b"a.test/page" in await connection.answer()
 
@@ -200,8 +200,7 @@ async def test_a_client_that_does_not_read_gets_no_inline_response(doors: Any) -
     protocol.pause_writing()  # as the transport does when the client reads too slowly
     await connection.ask(CHECK)
     connection.writer.write(CHECK)
-    while not protocol._messages:
-        await asyncio.sleep(0)
+    await until(lambda: protocol._messages)
     protocol.resume_writing()
     await connection.answer()
 
@@ -213,8 +212,7 @@ async def test_a_body_in_pieces_takes_the_usual_path(doors: Any) -> None:
     connection = await both.connect()
     whole = post("/v1/leases", {"url": "http://a.test/page"})
     connection.writer.write(whole[:-5])
-    while not both.service.clients._under_way:
-        await asyncio.sleep(0)
+    await until(lambda: both.service.clients._under_way)
 
     assert (await connection.ask(whole[-5:])).startswith(b"HTTP/1.1 201 ")
     assert both.inline == []
@@ -249,8 +247,7 @@ async def test_known_header_lines_in_any_combination_are_read_alike(doors: Any, 
     # A body that is shorter, longer, or split; and two requests in one piece.
     short = lease[:-1]
     connection.writer.write(short)
-    while not both.service.clients._under_way:
-        await asyncio.sleep(0)
+    await until(lambda: both.service.clients._under_way)
     assert b" 201 " in await connection.ask(lease[-1:])
     assert b" 201 " in await connection.ask(lease + CHECK)
     assert b"a.test/page" in await connection.answer()
@@ -400,8 +397,7 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
     connection = await both.connect()
     await connection.ask(CHECK)
     [protocol] = both._open[0][1].server.connections
-    while protocol._waiter is None:
-        await asyncio.sleep(0)
+    await until(lambda: protocol._waiter is not None)
     protocol._next_keepalive_close_time = 0.0  # the latest response was long ago
     protocol._process_keepalive()  # as the timer does
 

@@ -12,6 +12,7 @@ from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.reload import Reloaded
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import Drip, FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 
@@ -32,11 +33,6 @@ AFTERWARDS = {
 
 def bearer(one: Token) -> dict[str, str]:
     return {"Authorization": "Bearer " + one.value.decode()}
-
-
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(params=AFTERWARDS)

@@ -19,6 +19,7 @@ from gatekeeper.sidecar.routes import operators
 from gatekeeper.sidecar.routes.operators import MAX_EVENTS, masked
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 JSON_TYPE = {"Content-Type": "application/json"}
 
@@ -339,8 +340,7 @@ async def test_one_client_cannot_take_all_streams(
             assert len(streams) == of_one
             assert service.service.operators.streams.total() == of_one + 1
     # The service notices when it next looks that they are gone.
-    while service.service.operators.streams:
-        await asyncio.sleep(0)
+    await until(lambda: not service.service.operators.streams)
     async with listening(service):
         assert service.service.operators.streams == {"127.0.0.1": 1}
 

@@ -24,6 +24,7 @@ from tests.integrations.browsers import CHROMIUM
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
 from tests.sidecar.demo import Demo, demo, furnish, waiter
+from tests.waiting_support import until
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 PAGES = (
@@ -95,8 +96,7 @@ async def furnished(internet: FakeInternet, **options: Any) -> AsyncIterator[Dem
     async with demo(internet, **options) as shop:
         await furnish(shop, rounds=8)
         task = waiter(shop)
-        while not len(shop.service.leases.waiters):
-            await asyncio.sleep(0)
+        await until(lambda: len(shop.service.leases.waiters))
         try:
             yield shop
         finally:
@@ -270,8 +270,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
                         "local",
                     )
                 told = shop.service.operators.events_sent + shop.service.operators.streams.total()
-                while shop.service.operators.events_sent < told:
-                    await asyncio.sleep(0.01)
+                await until(lambda told=told: shop.service.operators.events_sent >= told)
             await page.wait_for_selector(f"#decisions tr:first-child:has-text('/{number}/')")
             await page.evaluate("gc()")
             used: float = await page.evaluate("performance.memory.usedJSHeapSize")

@@ -21,6 +21,7 @@ import pytest
 import trustme
 
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 TOKEN = "t" * 40
@@ -394,8 +395,7 @@ async def test_kill_9_under_load_violates_no_interval(
 
 
 async def _served(internet: FakeInternet, pages: int) -> None:
-    while sum(one.path == "/page" for one in internet.requests) < pages:
-        await asyncio.sleep(0)
+    await until(lambda: sum(one.path == "/page" for one in internet.requests) >= pages)
 
 
 async def _ignoring_its_end(work: Any) -> None:

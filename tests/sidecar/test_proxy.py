@@ -21,6 +21,7 @@ from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.signing import new_key
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Reset, redirect
 from tests.test_signing import as_sent, verify
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 
@@ -332,11 +333,6 @@ WELCOME: dict[str, Any] = {
     "proxy_connect": "host",
     "host": [{"match": "*", "robots": "allow"}],
 }
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 async def test_a_tunnel_carries_https_under_one_lease(internet: FakeInternet, proxy: Any) -> None:

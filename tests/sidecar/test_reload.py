@@ -24,6 +24,7 @@ from gatekeeper.sidecar.background import READ_SECONDS, FileReader
 from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.reload import Reloaded, reload
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 Open = Callable[..., Awaitable[Any]]
 TOKEN = "t" * 40
@@ -174,8 +175,7 @@ async def test_a_reload_that_moves_a_rule_to_another_match_grants_no_early_lease
         lease.report(status=200)
     await reread(service, host=(HostRule(match="*.test", interval=900.0),))
     waiter = asyncio.create_task(service.gate.acquire(URL))
-    while not service.gate.stats().pacing.waiting:
-        await asyncio.sleep(0)
+    await until(lambda: service.gate.stats().pacing.waiting)
     await reread(
         service, host=(HostRule(match="*", interval=0.0), HostRule(match="a.test", interval=900.0))
     )

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from tests.internet import Drip, FakeInternet
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 INTERVAL = 0.25
@@ -201,8 +202,7 @@ async def test_t16_a_stream_is_given_its_time_to_end(door: Any, internet: FakeIn
     async with service.session.get(service.base + "/v1/fetch", params=params) as stream:
         assert await stream.content.readexactly(1) == b"a"
         draining = asyncio.create_task(service.service.drain([]))
-        while service.service.phase != "draining":
-            await asyncio.sleep(0)
+        await until(lambda: service.service.phase == "draining")
         status, problem = await service.get("/v1/fetch", params=params)
         assert (status, problem["type"]) == (503, "urn:gatekeeper:problem:draining")
         assert not draining.done()
@@ -236,8 +236,7 @@ async def test_t8_waiting_fetches_count_as_waiting_clients(
     status, lease = await service.post("/v1/leases", {"url": url, "wait": 30})
     assert status == 201
     waiting = asyncio.create_task(service.get("/v1/fetch", params={"url": url}))
-    while not len(service.service.leases.waiters):
-        await asyncio.sleep(0)
+    await until(lambda: len(service.service.leases.waiters))
     status, problem = await service.get("/v1/fetch", params={"url": url})
     assert (status, problem["type"]) == (503, "urn:gatekeeper:problem:full")
     waiting.cancel()
@@ -246,5 +245,4 @@ async def test_t8_waiting_fetches_count_as_waiting_clients(
 
 
 async def _until(happened: Any) -> None:
-    while not happened():
-        await asyncio.sleep(0)
+    await until(happened)

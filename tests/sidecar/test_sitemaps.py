@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 
 @pytest.fixture
@@ -92,8 +93,7 @@ async def test_sitemap_requests_count_as_streams(door: Any, site: Any) -> None:
     site.on("/s", hold)
     service = await door(max_streams=3)
     waiting = [asyncio.create_task(lines(service, "origin=http://a.test")) for _ in range(2)]
-    while service.service.operators.streams.total() < 2:
-        await asyncio.sleep(0)
+    await until(lambda: service.service.operators.streams.total() >= 2)
     assert (await lines(service, "origin=http://a.test"))[0] == 429
     hold.release()
     assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
@@ -141,8 +141,7 @@ async def test_a_sitemap_of_a_blocked_host_is_a_finding_at_once(door: Any, site:
 async def test_a_sitemap_request_waits_as_a_request_of_its_client(door: Any, site: Any) -> None:
     service = await door(pacing={"default_interval": 1000.0})
     waiting = asyncio.create_task(lines(service, "origin=http://a.test"))
-    while not service.service.leases.waiters:
-        await asyncio.sleep(0)
+    await until(lambda: service.service.leases.waiters)
     assert [one.client for one in service.service.leases.waiters] == ["127.0.0.1"]
     service.service.leases.drain()
     assert (await waiting)[0] == 503

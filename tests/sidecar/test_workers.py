@@ -34,6 +34,7 @@ from gatekeeper.sidecar.workers import Workers
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
 from tests.sidecar.conftest import Sidecar, _collect
+from tests.waiting_support import until
 
 OPEN, CLOSED = "User-agent: *\nAllow: /\n", "User-agent: *\nDisallow: /\n"
 QUIET = {"GATEKEEPER_SERVER_LOG_DECISIONS": "none", "GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"}
@@ -166,13 +167,11 @@ async def test_a_worker_that_is_killed_under_load_loses_no_lease_and_comes_back(
     loads = [asyncio.create_task(load()) for _ in range(4)]
     killed = pids(sidecar)[0]
     async with asyncio.timeout(30):
-        while len(leases) < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(leases) >= 4)
         os.kill(killed, signal.SIGKILL)
         assert await sidecar.said("ended by SIGKILL; it is started again in 0.5 s")
         held = len(leases)
-        while len(leases) < held + 4 or killed in pids(sidecar):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(leases) >= held + 4 and killed not in pids(sidecar))
     stopped.set()
     await asyncio.gather(*loads)
 
@@ -241,9 +240,7 @@ async def test_a_unix_socket_and_tokens_work_with_workers(
         sidecar.tell(signal.SIGKILL)
         await sidecar.stopped()
         assert await sidecar.said("the owner process is gone")
-        async with asyncio.timeout(20):
-            while any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar)):
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar)))
 
 
 @pytest.mark.parametrize(
@@ -450,8 +447,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
                 assert (await ask(query))[0] == 200
         hung = next(iter(workers._workers.values())).process.pid
         os.kill(hung, signal.SIGSTOP)
-        while len(workers._accepting()) == 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(workers._accepting()) != 2)
         for _ in range(4):  # no new connection waits for the worker that hangs
             async with connection(base) as ask:
                 assert (await ask(query))[0] == 200
@@ -462,8 +458,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         for ask in held:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 assert (await ask(query))[0] == 200
-        while hung in [one.process.pid for one in workers._workers.values()]:
-            await asyncio.sleep(0.01)
+        await until(lambda: hung not in [one.process.pid for one in workers._workers.values()])
         assert not Path(f"/proc/{hung}").exists()
         assert workers.restarts >= 1
 
