@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -29,14 +29,6 @@ from tests.pacing_support import scopes_of
 from tests.waiting_support import until
 
 FEW, MANY = 500, 2_000
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """A collection walks what other tests left, so that many tasks seem to cost more."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture

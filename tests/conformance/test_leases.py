@@ -12,16 +12,11 @@ import pytest
 
 from gatekeeper import ConfigError, Deferred, Denied, LeaseTimeout
 from gatekeeper.clock import utc
-from gatekeeper.session.middleware import gate_middleware
+from tests.conformance.ways import session_on
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 PACED = {"pacing": {"default_interval": 2.0}}
-
-
-def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(resolver=internet.resolver, ssl=internet.client_ssl)
-    return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))
 
 
 async def test_a_lease_has_its_url_and_its_decision(internet: FakeInternet, open_gate: Any) -> None:

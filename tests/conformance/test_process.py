@@ -60,8 +60,8 @@ class Process:
 
 
 @pytest.fixture
-async def process(request: pytest.FixtureRequest, short: Path) -> AsyncIterator[Process]:
-    process = Process(short, getattr(request, "param", "unix"))
+async def process(request: pytest.FixtureRequest, socket_folder: Path) -> AsyncIterator[Process]:
+    process = Process(socket_folder, getattr(request, "param", "unix"))
     await process.start()
     yield process
     await process.close()

@@ -7,10 +7,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
+from gatekeeper.session.middleware import gate_middleware
 from gatekeeper.sidecar.inline import Request
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
@@ -138,3 +140,8 @@ def decided(verdict: Verdict, **fields: Any) -> Decision:
         "state": State.PARSED,
     }
     return Decision(**(values | fields))
+
+
+def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(resolver=internet.resolver, ssl=internet.client_ssl)
+    return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,6 @@ def clock() -> VirtualClock:
 async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
     async with FakeInternet(clock=clock) as net:
         yield net
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 def living(internet: FakeInternet, count: int, pages: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,12 +23,6 @@ SPAN = 20.0
 """Virtual seconds over which pages are counted: longer than any dead host takes to fail."""
 MANY = 2_000 if LONG else 600
 """Number of dead hosts: at least three times as many as are asked at the same time."""
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 class Crawl:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -19,12 +19,6 @@ from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, R
 from tests.pacing_support import scopes_of
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 class Crawl:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -34,12 +34,6 @@ def clock() -> VirtualClock:
 async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
     async with FakeInternet(clock=clock) as net:
         yield net
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 class Clients:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,8 @@ from gatekeeper.sidecar.routes.hosts import ROUTES
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
-    # A unix socket's name may have a hundred characters: tmp_path can be longer.
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="gk") as directory:
-        yield Path(directory) / "s"
+def path(socket_folder: Path) -> Path:
+    return socket_folder / "s"
 
 
 def opened(path: Path) -> socket.socket:

@@ -17,10 +17,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.conformance.conftest import short
 from tests.fleet.server import BINARY, Server
-
-__all__ = ["short"]
 
 HERE = Path(__file__).parent
 PATIENCE = 60.0

@@ -84,10 +84,10 @@ async def test_a_state_file_of_the_earlier_version_keeps_every_clock_and_block(
 
 
 async def test_a_lease_of_the_earlier_sidecar_is_still_held_and_reported(
-    internet: FakeInternet, packages: dict[str, Path], short: Path
+    internet: FakeInternet, packages: dict[str, Path], socket_folder: Path
 ) -> None:
     url = f"{sites(internet)[0]}/page"
-    process = Process(short, "unix")
+    process = Process(socket_folder, "unix")
     process.package = packages["earlier"]
     await process.start()
     try:
