@@ -29,11 +29,11 @@ from gatekeeper import (
 )
 from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.sync import SyncLease
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Hold, Page
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 Made = Callable[..., Any]

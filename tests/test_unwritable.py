@@ -37,7 +37,7 @@ def full_disk() -> Iterator[None]:
 
 
 @contextmanager
-def spared_room_alone() -> Iterator[None]:
+def reserved_room_only() -> Iterator[None]:
     """No journal takes a line but of what can't be refused, in the room held back for that."""
 
     def refuse(*_: object) -> float:
@@ -148,7 +148,7 @@ async def test_on_a_nearly_full_disk_only_hosts_whose_clocks_must_be_stored_are_
 ) -> None:
     async def run() -> None:
         async with scene(virtual_internet, tmp_path) as it:
-            with spared_room_alone():
+            with reserved_room_only():
                 for _ in range(3):
                     await refused(it.lease(SLOW))
                     await it.lease(QUICK)
@@ -227,7 +227,7 @@ async def test_a_queue_gives_its_url_when_there_is_room_again(
         async with scene(virtual_internet, tmp_path) as it, PoliteQueue(it.gate) as queue:
             await queue.put(SLOW)
             await queue.put(QUICK)
-            with spared_room_alone():
+            with reserved_room_only():
                 async with await queue.get() as lease:
                     assert lease.url == QUICK
                 getting = asyncio.create_task(queue.get())

@@ -151,9 +151,9 @@ def ends(verdict: Verdict, seconds: float) -> Decision:
         pytest.param(
             decided(Verdict.DEFER, retry_at=NOON + timedelta(hours=2)), 7200.0, id="deferred"
         ),
-        pytest.param(decided(Verdict.DEFER), 0.0, id="deferred: nobody knows till when"),
-        pytest.param(decided(Verdict.ALLOW, state=State.OVERRIDE), 5.0, id="the operator's word"),
-        pytest.param(decided(Verdict.DENY, state=None), 5.0, id="the guard's word"),
+        pytest.param(decided(Verdict.DEFER), 0.0, id="deferred: no retry_at"),
+        pytest.param(decided(Verdict.ALLOW, state=State.OVERRIDE), 5.0, id="by the operator"),
+        pytest.param(decided(Verdict.DENY, state=None), 5.0, id="by the guard"),
     ],
 )
 def test_a_decision_has_the_lifetime_of_its_reason(decision: Decision, seconds: float) -> None:

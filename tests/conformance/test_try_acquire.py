@@ -15,7 +15,7 @@ from tests.waiting_support import until
 DENYING = "User-agent: *\nDisallow: /private\n"
 
 
-async def had(gate: Any, url: str, internet: FakeInternet, **options: Any) -> Any:
+async def acquired(gate: Any, url: str, internet: FakeInternet, **options: Any) -> Any:
     """Ask until a lease is granted, as a crawler does that has other work meanwhile."""
     while not (found := await gate.try_acquire(url, **options)):
         assert isinstance(found, NotYet)
@@ -57,7 +57,7 @@ async def test_a_second_lease_is_not_yet_and_tells_when_it_is_due(
     gate = await open_gate(net)
 
     async def run() -> tuple[float, NotYet]:
-        first = await had(gate, "http://a.test/1", net)
+        first = await acquired(gate, "http://a.test/1", net)
         first.report(status=200)
         first.end()
         await net.clock.sleep(0.5)  # a report travels
@@ -77,7 +77,7 @@ async def test_a_second_lease_of_a_host_in_use_is_not_yet_and_no_deadlock(
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     await gate.check("http://a.test/")
-    held = await had(gate, "http://a.test/1", internet, user_agent=agent)
+    held = await acquired(gate, "http://a.test/1", internet, user_agent=agent)
     assert held.user_agent == agent or agent is None
     second = await gate.try_acquire("http://a.test/2", user_agent=agent)
     assert isinstance(second, NotYet)
@@ -86,7 +86,7 @@ async def test_a_second_lease_of_a_host_in_use_is_not_yet_and_no_deadlock(
     with pytest.raises(LeaseTimeout):
         await gate.acquire("http://a.test/3")
     held.end()
-    third = await had(gate, "http://a.test/4", internet, owned=False)
+    third = await acquired(gate, "http://a.test/4", internet, owned=False)
     third.give_back()
 
 
@@ -121,7 +121,7 @@ async def test_a_blocked_and_a_paused_host_are_not_yet_with_their_reason(
     assert found.why == "host_paused"
     assert 30.0 < found.due_at.timestamp() - internet.clock.wall() <= 61.0
     await gate.resume("a.test")
-    (await had(gate, "http://a.test/x", internet)).end()
+    (await acquired(gate, "http://a.test/x", internet)).end()
 
 
 async def test_a_blocked_host_is_not_yet_for_an_origin_never_asked_about(
@@ -167,11 +167,11 @@ async def test_an_unknown_address_is_looked_up_in_the_background(
     gate = await open_gate(net, pacing={"address_interval": 3.0, "default_interval": 0.0})
 
     async def run() -> tuple[float, float]:
-        one = await had(gate, "http://a.test/", net)
+        one = await acquired(gate, "http://a.test/", net)
         one.report(status=200)
         one.end()
         began = net.clock.monotonic()
-        two = await had(gate, "http://b.test/", net)
+        two = await acquired(gate, "http://b.test/", net)
         two.end()
         return began, net.clock.monotonic()
 

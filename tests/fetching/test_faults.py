@@ -229,21 +229,21 @@ def test_a_false_alarm_is_not_declared_a_second_time() -> None:
 # -- a few that answered recently
 
 
-def hear(book: Book, count: int, now: float = 0.0) -> None:
+def answer_from(book: Book, count: int, now: float = 0.0) -> None:
     for i in range(count):
         book.faults.answered(origin(i), now)
 
 
 def test_failures_of_all_three_sites_that_answered_lately_are_a_local_fault() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES)
+    answer_from(book, MIN_RECENT_SITES)
     verdicts = [book.fail(origin(i), began=1.0, now=2.0) for i in range(MIN_RECENT_SITES)]
     assert verdicts == [False] * (MIN_RECENT_SITES - 1) + [True]
 
 
 def test_other_sites_that_answered_lately_are_probed_before_a_local_fault() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES + 2)
+    answer_from(book, MIN_RECENT_SITES + 2)
     assert not any(book.fail(origin(i), began=1.0, now=2.0) for i in range(MIN_RECENT_SITES))
     assert book.doubts == 1
     assert book.faults.pause(2.0) == 0.0
@@ -255,7 +255,7 @@ def test_other_sites_that_answered_lately_are_probed_before_a_local_fault() -> N
 
 def test_one_probed_site_that_answers_rules_a_local_fault_out() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES + 2)
+    answer_from(book, MIN_RECENT_SITES + 2)
     for i in range(MIN_RECENT_SITES):
         book.fail(origin(i), began=1.0, now=2.0)
     book.faults.next_probes(2.0)
@@ -275,14 +275,14 @@ def test_three_names_of_one_site_that_answered_lately_count_once() -> None:
 
 def test_sites_that_answered_long_ago_count_like_unknown_ones() -> None:
     book = Book()
-    hear(book, 10)
+    answer_from(book, 10)
     late = RECENT_SECONDS + 1.0
     assert not any(book.fail(origin(i), began=late, now=late + 1) for i in range(10))
 
 
 def test_failures_without_a_known_reason_are_probed_and_are_no_evidence() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES)
+    answer_from(book, MIN_RECENT_SITES)
     for i in range(MIN_RECENT_SITES):
         book.faults.failed(
             origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)), evidence=False
@@ -298,7 +298,7 @@ def test_failures_without_a_known_reason_are_probed_and_are_no_evidence() -> Non
 
 def test_a_local_fault_undoes_failures_that_are_no_evidence() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES)
+    answer_from(book, MIN_RECENT_SITES)
     for i in range(MIN_RECENT_SITES):
         book.faults.failed(
             origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)), evidence=False
@@ -354,7 +354,7 @@ def test_failed_origins_are_probed_in_rotation_at_growing_intervals() -> None:
 
 def test_origins_that_answered_lately_are_probed_first_every_few_seconds() -> None:
     book = Book()
-    hear(book, 2)
+    answer_from(book, 2)
     book.faults.answered(origin("best"), 0.5)
     for i in range(100, 100 + MIN_FAILED_SITES):
         book.fail(origin(i), began=0.6, now=1.0)
@@ -463,7 +463,7 @@ def test_failures_while_other_sites_answer_are_never_a_local_fault(
 def test_failures_that_are_no_evidence_never_make_a_local_fault(steps: list[str]) -> None:
     # Refused connections and unknown names are reported like this, or not at all.
     book = Book()
-    hear(book, 40)
+    answer_from(book, 40)
     for number, step in enumerate(steps):
         take(book, step, number % 60, 1.0 + number / 10, 1.0 + number / 10)
         assert not book.faults.active

@@ -25,7 +25,9 @@ from tests.internet import Fail, FakeInternet, has_ipv6
 PUBLIC, INNER = "127.1.9.1", "127.66.0.1"
 CONFIG = Config(guard=GuardConfig(allow=("127.1.0.0/16",)))
 
-happy_eyeballs = pytest.mark.parametrize("delay", [0.25, None], ids=["racing", "in-turn"])
+happy_eyeballs = pytest.mark.parametrize(
+    "delay", [0.25, None], ids=["happy eyeballs", "one by one"]
+)
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ async def test_the_answer_that_was_judged_is_the_one_that_is_dialled(
     assert not world.dialled(INNER)
 
 
-class Turncoat(dict[str, object]):
+class ChangingAnswer(dict[str, object]):
     """An answer with one address when it is judged and another when it is dialled."""
 
     looked = 0
@@ -157,15 +159,15 @@ class Turncoat(dict[str, object]):
         return super().__getitem__(key)
 
 
-class Treacherous(AbstractResolver):
-    """Answers with turncoats at that port, then with the other answers."""
+class ChangingResolver(AbstractResolver):
+    """Answers with such answers at that port, then with the other answers."""
 
     def __init__(self, port: int, answers: int, others: tuple[ResolveResult, ...] = ()) -> None:
         self.port, self.answers, self.others = port, answers, others
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
         answer = {"hostname": host, "port": self.port, "family": 2, "proto": 0, "flags": 0}
-        return [*(Turncoat(answer) for _ in range(self.answers)), *self.others]  # type: ignore[list-item]
+        return [*(ChangingAnswer(answer) for _ in range(self.answers)), *self.others]  # type: ignore[list-item]
 
     async def close(self) -> None: ...
 
@@ -175,7 +177,7 @@ class Treacherous(AbstractResolver):
 async def test_a_change_between_check_and_dial_is_caught_at_the_socket(
     world: FakeInternet, delay, answers: int
 ) -> None:
-    resolver = Treacherous(world.listener(INNER).port(), answers)
+    resolver = ChangingResolver(world.listener(INNER).port(), answers)
     connector = guarded_connector(CONFIG, resolver=resolver, happy_eyeballs_delay=delay)
     async with aiohttp.ClientSession(connector=connector) as session:
         await assert_refused(session, "http://r.test/")
@@ -196,7 +198,7 @@ async def test_a_refusal_is_recognised_though_the_errors_were_merged(
         raise OSError("Multiple exceptions: " + ", ".join(texts))
 
     monkeypatch.setattr("aiohappyeyeballs.start_connection", merging)
-    resolver = Treacherous(world.listener(INNER).port(), 2)
+    resolver = ChangingResolver(world.listener(INNER).port(), 2)
     async with aiohttp.ClientSession(
         connector=guarded_connector(CONFIG, resolver=resolver)
     ) as session:
@@ -208,7 +210,7 @@ async def test_where_one_address_was_dialled_its_failure_is_no_refusal(
 ) -> None:
     world.refusing("dead.test")
     dead = await world.resolver.resolve("dead.test", 80)
-    resolver = Treacherous(world.listener(INNER).port(), 1, tuple(dead))
+    resolver = ChangingResolver(world.listener(INNER).port(), 1, tuple(dead))
     async with aiohttp.ClientSession(
         connector=guarded_connector(CONFIG, resolver=resolver)
     ) as session:
@@ -392,7 +394,7 @@ async def test_the_connector_closes_its_own_resolver_only(
 ) -> None:
     closed = []
 
-    class Closing(Treacherous):
+    class Closing(ChangingResolver):
         async def close(self) -> None:
             closed.append(self)
 

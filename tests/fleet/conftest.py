@@ -56,7 +56,7 @@ class FleetTime:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def long_deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Raise the deadline of calls, so that a busy machine does not lose the store. Tests of
     deadlines set their own."""
     monkeypatch.setattr(store_module, "CALL_DEADLINE", 20.0)

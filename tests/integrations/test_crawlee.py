@@ -15,7 +15,7 @@ import pytest
 from gatekeeper import ConfigError, Denied, Gatekeeper, RemoteGatekeeper
 from gatekeeper.config import IdentityConfig
 from gatekeeper.signing import new_key
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Page, Reset, html, redirect
 from tests.test_signing import as_sent, verify
@@ -36,7 +36,7 @@ from gatekeeper.integrations.crawlee import (
     polite_crawler,
 )
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 
 @pytest.fixture(params=["embedded", "sidecar"])

@@ -21,7 +21,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate, drive
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import settings
 from tests.documents.blocks import SITE
 from tests.effort import LONG
@@ -34,7 +34,7 @@ from tests.waiting_support import until
 
 pytest.importorskip("scrapy")
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 ROOT = Path(__file__).parents[2]

@@ -616,7 +616,7 @@ async def test_a_cancelled_child_is_cancelled_and_not_refused(
 
 
 @pytest.fixture
-def led_away(net: FakeInternet) -> FakeInternet:
+def redirected_file(net: FakeInternet) -> FakeInternet:
     """The robots.txt of c.test redirects to a.test."""
     net.site("c.test").on("/robots.txt", redirect("http://a.test/for-c"))
     net.site("a.test").page("/for-c", "User-agent: *\nDisallow: /no\n")
@@ -631,9 +631,9 @@ def is_own_lease(decision: Any, *urls: str) -> None:
 
 
 async def test_a_file_redirected_to_a_host_the_asker_holds_defers_with_own_lease(
-    led_away: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
-    net = led_away
+    net = redirected_file
 
     async def run() -> None:
         async with make_gate() as gate:
@@ -660,9 +660,9 @@ async def test_a_file_redirected_to_a_host_the_asker_holds_defers_with_own_lease
 
 
 async def test_a_task_without_a_lease_waits_for_a_file_redirected_to_a_held_host(
-    led_away: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
-    net = led_away
+    net = redirected_file
 
     async def run() -> None:
         async with make_gate() as gate:
@@ -680,9 +680,9 @@ async def test_a_task_without_a_lease_waits_for_a_file_redirected_to_a_held_host
 
 
 async def test_a_child_that_waits_for_a_file_redirected_to_a_held_host_is_refused(
-    led_away: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
-    net = led_away
+    net = redirected_file
 
     async def run() -> float:
         async with make_gate() as gate, gate.lease("http://a.test/x"):
@@ -695,10 +695,10 @@ async def test_a_child_that_waits_for_a_file_redirected_to_a_held_host_is_refuse
 
 
 async def test_a_circle_of_waits_through_a_robots_txt_ends(
-    led_away: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
     """A holds b and asks about c, whose file redirects to a; B holds a and waits for b."""
-    net = led_away
+    net = redirected_file
 
     async def run() -> None:
         async with make_gate() as gate:

@@ -173,7 +173,7 @@ async def test_a_crawl_killed_and_restarted_violates_no_rule_of_a_site(
     assert set(world.fetched()) == world.welcome
 
 
-def kept_what_was_owed(world: World, breach: Breach, starts: list[float], lost: set[int]) -> bool:
+def is_excused(world: World, breach: Breach, starts: list[float], lost: set[int]) -> bool:
     """Return True for a breach by a robots.txt request in another hour than the host's last
     request, for which the file has another rate, if the interval of that last hour was observed.
 
@@ -241,9 +241,7 @@ async def test_a_crawl_killed_on_a_full_disk_violates_no_rule_of_a_site(
             }
         await clock.elapse(rng.choice((0.0, 0.3, 2.0)))
         assert [
-            str(one)
-            for one in world.breaches(lost)
-            if not kept_what_was_owed(world, one, starts, lost)
+            str(one) for one in world.breaches(lost) if not is_excused(world, one, starts, lost)
         ] == []
     assert lives > 3
     assert set(world.fetched()) == world.welcome

@@ -123,12 +123,12 @@ def test_a_closed_log_stream_stops_no_response() -> None:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shutdown wait for the writing thread longer, for a busy machine."""
     monkeypatch.setattr(logs, "_SHUTDOWN_SECONDS", 45.0)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_shutdown")
 async def test_the_rest_of_the_log_is_written_when_its_task_is_cancelled() -> None:
     stream = io.StringIO()
     clock = VirtualClock()
@@ -146,7 +146,7 @@ async def test_the_rest_of_the_log_is_written_when_its_task_is_cancelled() -> No
     ]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_shutdown")
 async def test_t8_a_stopped_log_reader_delays_no_response_and_drops_are_counted() -> None:
     reader, writer = os.pipe()
     clock = VirtualClock()

@@ -71,7 +71,7 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
 
 
 @asynccontextmanager
-async def fronted(
+async def behind_nginx(
     door: Any, internet: FakeInternet, directory: Path, robots: str, added: str = ""
 ) -> AsyncIterator[tuple[Any, str]]:
     """Run the recipe of `examples/nginx/`. Yields the sidecar, and the base URL at nginx.
@@ -110,7 +110,7 @@ async def test_the_nginx_recipe_lets_through_what_robots_txt_allows(
     door: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     robots = "User-agent: badbot\nDisallow: /private\n"
-    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+    async with behind_nginx(door, internet, tmp_path, robots) as (sidecar, base):
         async with sidecar.session.get(base + "/page") as cold:
             assert (cold.status, cold.headers["Retry-After"]) == (403, "1")
         # The sidecar's own request for robots.txt passes through the same nginx.
@@ -135,7 +135,7 @@ async def test_t7_no_request_of_a_visitor_opens_a_denied_page_behind_the_nginx_r
     door: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     robots = "User-agent: *\nDisallow: /private\n"
-    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+    async with behind_nginx(door, internet, tmp_path, robots) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         assert await status_at(sidecar, base + "/page") == 200
         here = base.removeprefix("http://")
@@ -205,7 +205,7 @@ async def test_t7_no_form_of_a_target_passes_the_nginx_recipe_without_a_decision
     robots = "User-agent: *\nDisallow: /private\n"
     policy = RobotsTxt.parse(robots).policy("*")
     added = REFUSAL[1] if merges else ""
-    async with fronted(door, internet, tmp_path, robots, added) as (sidecar, base):
+    async with behind_nginx(door, internet, tmp_path, robots, added) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         assert await status_at(sidecar, base + "/page") == 200
         host, port = base.removeprefix("http://").split(":")
@@ -233,7 +233,7 @@ async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
     door: Any, internet: FakeInternet, tmp_path: Path, odd: bytes
 ) -> None:
     robots = "User-agent: *\nDisallow: /private\n"
-    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+    async with behind_nginx(door, internet, tmp_path, robots) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         host, port = base.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
