@@ -35,8 +35,7 @@ from gatekeeper.fetching.guard_policy import (
     USERINFO_NOTE,
 )
 from gatekeeper.testing import ScriptedGate
-from tests.internet import FakeInternet, Hold, Page
-from tests.waiting_support import until
+from tests.internet import FakeInternet, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 AUTHORITIES = ["http://a.test/", "http://a.test", "HTTP://A.test:80/", "http://u@a.test/", "/"]
@@ -123,18 +122,6 @@ async def test_an_unknown_name_defers(gate: Gatekeeper) -> None:
     assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.DNS_NXDOMAIN)
 
 
-async def test_a_thousand_questions_about_one_origin_cost_one_fetch(
-    internet: FakeInternet, gate: Gatekeeper
-) -> None:
-    hold = Hold(Page("User-agent: *\nDisallow: /no\n"))
-    site = internet.site("a.test").robots(hold)
-    questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
-    await hold.waiting.acquire()
-    hold.release()
-    assert all(await asyncio.gather(*questions))
-    assert site.paths == ["/robots.txt"]
-
-
 async def test_the_warm_path_counts_and_builds_no_decision(
     internet: FakeInternet, gate: Gatekeeper
 ) -> None:
@@ -179,36 +166,6 @@ async def test_check_many_of_warm_origins_lets_others_work() -> None:
         await gate.check_all([f"https://a.example/{n}" for n in range(10_000)])
         task.cancel()
     assert turns > 50
-
-
-async def test_check_many_keeps_the_order_and_answers_every_url(
-    internet: FakeInternet, gate: Gatekeeper
-) -> None:
-    hold = Hold(Page("User-agent: *\nDisallow: /\n"))
-    internet.site("slow.test").robots(hold)
-    other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n")
-    urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
-
-    async def release() -> None:
-        await until(lambda: other.requests)  # asked while slow.test is held
-        hold.release()
-
-    releasing = asyncio.create_task(release())
-    decisions = [decision async for decision in gate.check_many(urls)]
-    await releasing
-    assert [d.verdict for d in decisions] == ["deny", "deny", "deny", "allow"]
-    assert decisions[2].reason is Reason.INVALID_URL
-    assert decisions[0].url == urls[0]
-
-
-async def test_peek_never_fetches(internet: FakeInternet, gate: Gatekeeper) -> None:
-    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
-    assert gate.peek("http://a.test/no") is None
-    assert site.paths == []
-    await gate.check("http://a.test/")
-    decision = gate.peek("http://a.test/no")
-    assert decision is not None
-    assert decision.verdict is Verdict.DENY
 
 
 async def test_robots_and_policy(internet: FakeInternet, gate: Gatekeeper) -> None:
