@@ -120,7 +120,7 @@ def test_swapped_certificate_and_key_files_are_recognised(server: ServerConfig) 
         ("tls_client_ca", "-----BEGIN CERTIFICATE-----\nx", "damaged or cut short"),
     ],
 )
-def test_a_certificate_file_that_holds_none_is_named(
+def test_a_file_that_is_no_certificate_or_key_is_named(
     server: ServerConfig, setting: str, text: str, told: str
 ) -> None:
     path = Path(getattr(server, setting))

@@ -174,7 +174,7 @@ async def test_a_connection_whose_request_came_in_pieces_is_read_again() -> None
     assert reader._missing == math.inf
 
 
-async def test_remembered_header_lines_are_bounded() -> None:
+async def test_what_is_kept_of_a_partial_request_is_bounded() -> None:
     reader = RequestReader(1024)
     for _ in range(10_000):
         assert reader.read(b"x" * 100) is None
