@@ -265,7 +265,7 @@ async def test_a_cancellation_from_elsewhere_is_not_taken_for_the_deadline(
 
 
 @pytest.mark.parametrize("first", ["deadline", "cancel"])
-async def test_a_cancellation_in_the_same_moment_is_not_swallowed(
+async def test_a_cancellation_at_the_time_of_the_deadline_is_not_lost(
     clock: VirtualClock, first: str
 ) -> None:
     async def work() -> None:
@@ -343,7 +343,7 @@ async def test_an_error_of_the_body_wins_and_takes_the_cancellation_back(
     assert await task == 0
 
 
-async def test_a_body_that_goes_on_all_the_same_is_not_cancelled_later(
+async def test_a_body_that_catches_the_cancellation_is_not_cancelled_again(
     clock: VirtualClock,
 ) -> None:
     async def work() -> int:

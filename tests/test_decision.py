@@ -41,7 +41,7 @@ def test_a_decision_is_immutable() -> None:
 
 
 @pytest.mark.parametrize("enum", [Verdict, Reason, State])
-def test_values_are_words_in_lower_case(enum: type[StrEnum]) -> None:
+def test_the_values_of_enums_are_their_names_in_lower_case(enum: type[StrEnum]) -> None:
     for member in enum:
         assert member.value == member.name.lower()
 

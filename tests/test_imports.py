@@ -229,7 +229,7 @@ def robots_txt(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_ctrl_c_while_it_imports_ends_the_command_without_a_word(robots_txt: str) -> None:
+def test_ctrl_c_during_imports_ends_the_command_silently(robots_txt: str) -> None:
     names = [name for name in modules_of("lint", robots_txt) if name.startswith("gatekeeper.")]
     ours = names[names.index("gatekeeper.__main__") + 1 :]
     assert len(ours) > 10

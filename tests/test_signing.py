@@ -449,7 +449,7 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
         read_signing_key(tmp_path / "none.pem")
 
 
-async def test_a_key_is_shown_nowhere(
+async def test_a_private_key_is_never_shown(
     key_file: Path,
     internet: FakeInternet,
     caplog: pytest.LogCaptureFixture,

@@ -457,7 +457,7 @@ async def test_a_redirect_to_another_path_fills_no_record_of_its_target(url: str
         assert it.directory.peek("https://b.test") is None
 
 
-async def test_a_fresh_record_is_not_overwritten_by_a_neighbours_redirect() -> None:
+async def test_a_fresh_record_is_not_overwritten_by_a_redirect_of_another_origin() -> None:
     url = "https://b.test/robots.txt"
 
     def answer(origin: str) -> Retrieval:

@@ -173,7 +173,7 @@ async def test_a_location_that_is_no_url_is_an_invalid_answer(
 
 
 @pytest.mark.parametrize("page", [Page("", 301), Page("", 300), Page("", 305)])
-async def test_a_redirect_that_leads_nowhere_is_an_invalid_answer(
+async def test_a_redirect_without_a_usable_location_is_bad_redirect(
     net: FakeInternet, ask: Asker, page: Page
 ) -> None:
     net.site("a.test").robots(page)

@@ -343,7 +343,9 @@ async def test_visit_time_defers_until_the_window_opens(internet: FakeInternet) 
         assert not await gate.allowed("http://a.test/x")
 
 
-async def test_a_change_of_rules_is_an_event(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_a_change_of_rules_is_told_to_subscribers(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
     internet.site("a.test").on(
         "/robots.txt", "User-agent: *\nDisallow:\n", "User-agent: *\nDisallow: /\n"
     )

@@ -118,7 +118,7 @@ async def test_an_expired_record_answers_nothing(
     assert recalled(gate, "http://a.test/a") is None
 
 
-async def test_the_operators_word_outranks_what_was_prepared(
+async def test_a_rule_of_the_operator_outranks_prepared_decisions(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     await warmed(virtual_internet, gate)
@@ -323,7 +323,7 @@ async def test_every_method_gives_one_verdict_for_a_known_origin(
 @pytest.mark.parametrize(
     "path", ["/a", "/private/x", "/private/open", "/x.pdf", "/robots.txt", "/%61"]
 )
-async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
+async def test_a_text_at_rest_gives_the_decision_of_a_parsed_one(
     virtual_internet: FakeInternet, gate: Gatekeeper, path: str
 ) -> None:
     virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
@@ -341,7 +341,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
 
 
 @pytest.mark.parametrize(("others", "wakes"), [(0, True), (3, True), (9, False)])
-async def test_a_text_at_rest_wakes_for_an_origin_that_was_asked_about_lately(
+async def test_a_text_at_rest_is_parsed_for_an_origin_asked_about_lately(
     virtual_internet: FakeInternet,
     gate: Gatekeeper,
     monkeypatch: pytest.MonkeyPatch,

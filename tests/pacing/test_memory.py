@@ -79,7 +79,7 @@ async def test_the_stored_record_of_a_spilled_host_is_not_overwritten(
     assert storage.durable[VICTIM].blocked_until == clock.wall() + 3600.0
 
 
-async def test_a_spilled_host_is_explained(full: Scheduler, clock: VirtualClock) -> None:
+async def test_why_explains_a_spilled_host(full: Scheduler, clock: VirtualClock) -> None:
     assert full.blocked(VICTIM) == (clock.wall() + 3600.0, "429, Retry-After 3600")
     assert "429, Retry-After 3600" in {view.source for view in full.why(VICTIM)}
 

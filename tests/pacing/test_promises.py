@@ -376,9 +376,7 @@ async def test_stored_times_are_written_again_after_a_jump_of_the_wall_clock(
 
 
 @pytest.mark.parametrize("set_by", [0.0, -2.0, -60.0, -DAY, -400 * DAY])
-async def test_after_a_start_of_the_machine_no_block_outlasts_its_own_length(
-    runs: Runs, set_by: float
-) -> None:
+async def test_after_a_reboot_no_block_outlasts_its_own_length(runs: Runs, set_by: float) -> None:
     await runs.start()
     grant = await runs.take(5.0)
     grant.report(429, retry_after=600.0)
@@ -393,7 +391,7 @@ async def test_after_a_start_of_the_machine_no_block_outlasts_its_own_length(
     await runs.scheduler.close()
 
 
-async def test_after_a_start_of_the_machine_the_wall_clock_says_how_long_ago_it_was(
+async def test_after_a_reboot_the_wall_clock_decides_the_age_of_a_clock(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     await runs.start()

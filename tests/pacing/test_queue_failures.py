@@ -99,7 +99,7 @@ async def test_an_error_of_the_gate_reaches_the_getter_and_costs_no_url(
     await queue.join()
 
 
-async def test_an_error_while_asking_for_robots_brings_the_lane_back_later(
+async def test_an_error_while_asking_for_robots_txt_only_delays_its_origin(
     make: Any, clock: VirtualClock
 ) -> None:
     class Broken(FakeGate):

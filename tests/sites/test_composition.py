@@ -170,7 +170,7 @@ def test_no_text_makes_compose_raise(texts: list[str | bytes]) -> None:
     compose(Fragment(str(place), text) for place, text in enumerate(lines))
 
 
-def test_a_fragment_that_speaks_outside_its_prefix_is_named_with_a_url() -> None:
+def test_a_fragment_with_a_rule_outside_its_prefix_is_named_with_a_url() -> None:
     composed = made("# compose: owner=shop prefix=/shop/\nUser-agent: *\nDisallow: /shop\n")
     (problem,) = composed.problems
     assert (problem.code, problem.url, problem.places[0].line) == ("outside", "/shop", 3)

@@ -416,7 +416,7 @@ def test_older_dialects_have_faults_of_their_own(
     assert told(text, "1996") == expected
 
 
-def test_a_blank_line_ends_a_record_of_old() -> None:
+def test_a_blank_line_ends_a_record_in_the_1994_dialect() -> None:
     assert (3, "rule-outside-group") in told("User-agent: a\n\nDisallow: /b\n", "1994")
 
 

@@ -215,7 +215,7 @@ def test_other_dialects_give_witnesses_but_no_certainty(dialect: str) -> None:
     ]
 
 
-def test_a_large_file_takes_its_size_in_steps() -> None:
+def test_two_thousand_patterns_get_witnesses_within_the_bound() -> None:
     """The walk is begun only where a likely path does not show the rule at work."""
     rules = [(i % 2 == 0, f"/section{i}/*.html$") for i in range(2_000)]
     result = witnesses(RobotsTxt.parse(file_of([(False, "/"), *rules])).policy("bot"))

@@ -169,14 +169,14 @@ async def test_a_forgotten_clock_is_gone(storage: Storage) -> None:
     assert await storage.load_clocks() == []
 
 
-async def test_the_same_body_seen_again_prolongs_its_entry(storage: Storage, made: Any) -> None:
+async def test_a_body_fetched_again_extends_its_history_entry(storage: Storage, made: Any) -> None:
     for at in (1.0, 2.0, 3.0):
         storage.put_origin(made(at=at))
     (entry,) = await storage.history(ORIGIN)
     assert (entry.first_seen, entry.last_seen, entry.size) == (1.0, 3.0, 27)
 
 
-async def test_a_failure_prolongs_nothing(storage: Storage, made: Any) -> None:
+async def test_a_failed_fetch_extends_no_history_entry(storage: Storage, made: Any) -> None:
     storage.put_origin(made(at=1.0))
     storage.put_origin(made(at=9.0, good_fetched_at=1.0, outcome="timeout", state="unreachable"))
     (entry,) = await storage.history(ORIGIN)
