@@ -172,8 +172,8 @@ class RunningService(Requests):
 
 
 @pytest.fixture
-async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
-    """`await door(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
+async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
+    """`await serve(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
     async with AsyncExitStack() as stack:
 
         async def begin(

@@ -21,10 +21,10 @@ def bearer(name: str) -> dict[str, str]:
 
 
 @pytest.fixture
-async def asked(door: Any, internet: FakeInternet) -> Any:
+async def asked(serve: Any, internet: FakeInternet) -> Any:
     """A service with the tokens of three clients."""
     internet.site("a.test").robots("").page("/page", "x")
-    sidecar = await door()
+    sidecar = await serve()
     tokens = [Token(f"{n:x<40}".encode(), n, frozenset(roles)) for n, roles in NAMES.items()]
     sidecar.service.apply_config(sidecar.service.config, Tokens(tokens))
     return sidecar
@@ -78,10 +78,10 @@ async def test_a_store_that_hangs_holds_up_no_refusal(
 
 
 async def test_without_tokens_every_client_is_told_the_holder(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("").page("/page", "x")
-    sidecar = await door()
+    sidecar = await serve()
     await sidecar.post("/v1/leases", WANT)
     _, problem = await sidecar.post("/v1/leases", WANT | {"wait": 0})
 
@@ -89,10 +89,10 @@ async def test_without_tokens_every_client_is_told_the_holder(
 
 
 async def test_of_several_leases_the_one_that_ends_first_is_named(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("").page("/page", "x")
-    sidecar = await door(pacing={"concurrency": 3})
+    sidecar = await serve(pacing={"concurrency": 3})
     ends = {}
     for ttl in (60, 20, 40):
         _, lease = await sidecar.post("/v1/leases", WANT | {"ttl": ttl})

@@ -224,10 +224,10 @@ def test_the_state_of_a_host_includes_that_of_its_shared_clocks() -> None:
 
 
 async def test_the_list_of_hosts_tells_of_their_files_and_counts(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\nCrawl-delay: 0.07\n")
-    service = await door()
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
     await service.post(f"/v1/leases/{lease['id']}/report", {"status": 404})
     for path in ("x", "y", "no"):
@@ -245,10 +245,10 @@ async def test_the_list_of_hosts_tells_of_their_files_and_counts(
 
 
 async def test_a_host_at_another_port_is_listed_with_its_file(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("http://a.test:8080").robots("User-agent: *\nDisallow: /no\n")
-    service = await door()
+    service = await serve()
     await service.get("/v1/check?url=http://a.test:8080/x")
     _, host = await service.get("/v1/hosts/a.test")
     assert (host["robots"], host["robots_status"]) == ("parsed", 200)

@@ -239,9 +239,9 @@ class Kept:
 
 
 @pytest.fixture
-async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[Kept]:
+async def kept(serve: Any, internet: FakeInternet, path: Path) -> AsyncIterator[Kept]:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
-    service = (await door(pacing={"concurrency": 3})).service
+    service = (await serve(pacing={"concurrency": 3})).service
     for _ in range(10):  # often enough that its decision is cached, and a lease is granted inline
         await service.gate.check(URL)
     clock = VirtualClock()

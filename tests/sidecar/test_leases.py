@@ -327,9 +327,9 @@ async def test_closing_ends_what_is_still_held(table: LeaseTable, gate: Scripted
 
 
 async def test_the_first_lease_waits_for_what_the_file_asks_for(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
-    service = await door(pacing={"default_interval": 600.0})
+    service = await serve(pacing={"default_interval": 600.0})
     status, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 30})
     assert status == 201, lease

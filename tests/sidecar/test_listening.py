@@ -172,14 +172,14 @@ def test_a_tcp_socket_has_no_file_mode_to_check() -> None:
 
 
 async def test_a_client_that_hangs_up_at_the_grant_logs_no_error(
-    door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise a client could fill the log with tracebacks."""
 
     async def gone(*_: object, **__: object) -> None:
         raise ConnectionResetError("the client hung up while its lease was granted")
 
-    service = await door()
+    service = await serve()
     monkeypatch.setattr(service.service.leases, "acquire", gone)
     with suppress(aiohttp.ClientError):
         await service.post("/v1/leases", {"url": "http://a.test/", "wait": 1})
@@ -187,7 +187,7 @@ async def test_a_client_that_hangs_up_at_the_grant_logs_no_error(
 
 
 async def test_an_internal_error_in_the_middle_of_a_response_is_logged(
-    door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client only sees that the connection breaks, so nothing else would show the error."""
 
@@ -197,7 +197,7 @@ async def test_an_internal_error_in_the_middle_of_a_response_is_logged(
         await response.write(b"half of it")
         raise RuntimeError("a mistake of ours")
 
-    service = await door()
+    service = await serve()
     route = replace(ROUTES[0], handler=half)
     monkeypatch.setattr(service.service.router, "find", lambda *_: (route, {}))
     with suppress(aiohttp.ClientError):

@@ -132,10 +132,10 @@ def test_the_example_marks_each_setting_that_needs_a_restart_and_no_other() -> N
 
 
 @pytest.fixture
-async def service(door: Any, internet: FakeInternet) -> Any:
+async def service(serve: Any, internet: FakeInternet) -> Any:
     """A service that has a clock and a record of a host."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/page", "x")
-    sidecar = await door()
+    sidecar = await serve()
     await sidecar.get("/v1/check", params={"url": "http://a.test/page"})
     return sidecar.service
 
@@ -176,14 +176,14 @@ MARK = 0.08712634
 
 @pytest.mark.parametrize("name", LIVE)
 async def test_a_live_setting_is_in_force_everywhere_after_a_reload(
-    door: Any, internet: FakeInternet, tmp_path: Path, name: str
+    serve: Any, internet: FakeInternet, tmp_path: Path, name: str
 ) -> None:
     """No object of the service holds the old value any more."""
     table, _, setting = name.partition(".")
     marked = isinstance(value_of(Config(), name), float) or OTHER.get(name).__class__ is float
     begin = {setting: MARK} if marked else {}
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/page", "x")
-    sidecar = await (door(pacing=begin) if table == "pacing" else door(**begin))
+    sidecar = await (serve(pacing=begin) if table == "pacing" else serve(**begin))
     service = sidecar.service
     async with service.gate.lease("http://a.test/page") as lease:
         lease.report(status=200)
@@ -345,9 +345,9 @@ async def test_a_higher_max_in_flight_grants_leases_to_those_who_wait(
 
 
 async def test_limits_tokens_and_hosts_are_in_force(
-    door: Any, internet: FakeInternet, tmp_path: Path
+    serve: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
-    sidecar = await door()
+    sidecar = await serve()
     service = sidecar.service
     body = {"urls": ["http://a.test/"] * 3}
     assert (await sidecar.post("/v1/check", body))[0] == 200
@@ -364,8 +364,8 @@ async def test_limits_tokens_and_hosts_are_in_force(
         assert status == (403 if ":" in line else 200)
 
 
-async def test_a_host_header_is_accepted_once_it_is_listed(door: Any) -> None:
-    sidecar = await door()
+async def test_a_host_header_is_accepted_once_it_is_listed(serve: Any) -> None:
+    sidecar = await serve()
     service = sidecar.service
     service.addresses = [("127.0.0.1", 8750)]
     for hosts, status in (((), 403), (("gate.internal",), 200), ((), 403)):

@@ -46,12 +46,12 @@ def put(service: Any, *tokens: Token) -> None:
 
 
 async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_lease_and_page(
-    door: Any, internet: FakeInternet, afterwards: Any
+    serve: Any, internet: FakeInternet, afterwards: Any
 ) -> None:
     """Its place in the queue is free then, and the waiter of another client keeps its own."""
     tokens, status = afterwards
     internet.site("a.test").robots(ROBOTS).page("/x", "the page")
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     wanted, waiters = {"url": "http://a.test/x", "wait": 60}, service.service.leases.waiters
     held, lease = await service.post("/v1/leases", wanted, headers=bearer(OTHER))
@@ -74,11 +74,11 @@ async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_lease_and_p
 
 
 async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_check(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     hold = Hold(Page(ROBOTS))
     internet.site("a.test").on("/robots.txt", hold)
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         params = {"url": "http://a.test/x"}
@@ -95,12 +95,12 @@ async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_check(
 
 
 async def test_t17_a_reload_that_removes_a_token_cuts_its_page_off(
-    door: Any, internet: FakeInternet, afterwards: Any
+    serve: Any, internet: FakeInternet, afterwards: Any
 ) -> None:
     tokens, _ = afterwards
     more = asyncio.Semaphore(1)
     internet.site("a.test").robots(ROBOTS).on("/long", Drip("ab", every=more))
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     params = {"url": "http://a.test/long"}
     async with (
@@ -117,11 +117,11 @@ async def test_t17_a_reload_that_removes_a_token_cuts_its_page_off(
 
 
 async def test_t17_a_reload_that_keeps_a_token_ends_none_of_its_requests(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     more = asyncio.Semaphore(1)
     internet.site("a.test").robots(ROBOTS).on("/long", Drip("ab", every=more))
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     params = {"url": "http://a.test/long"}
     async with service.session.get(
@@ -135,10 +135,10 @@ async def test_t17_a_reload_that_keeps_a_token_ends_none_of_its_requests(
 
 
 async def test_t17_the_client_that_reloads_gets_the_result(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the reload has removed its token."""
-    service = await door()
+    service = await serve()
     put(service, FIRST)
 
     async def reload(_: object) -> Reloaded:

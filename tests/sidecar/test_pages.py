@@ -91,9 +91,9 @@ def form_word(text: str) -> str:
 
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_page_is_complete_html_and_loads_nothing_from_elsewhere(
-    door: Any, path: str
+    serve: Any, path: str
 ) -> None:
-    service = await door()
+    service = await serve()
     response, text = await get(service.base, path)
     assert (response.status, response.content_type) == (200, "text/html")
     policy = response.headers["Content-Security-Policy"]
@@ -108,8 +108,8 @@ async def test_a_page_is_complete_html_and_loads_nothing_from_elsewhere(
 
 
 @pytest.mark.parametrize("path", ["", "?x=1"])
-async def test_a_browser_is_redirected_from_the_root_to_the_pages(door: Any, path: str) -> None:
-    service = await door()
+async def test_a_browser_is_redirected_from_the_root_to_the_pages(serve: Any, path: str) -> None:
+    service = await serve()
     async with service.session.get(
         f"{service.base}/{path}", headers={"Accept": "text/html"}, allow_redirects=False
     ) as response:
@@ -120,14 +120,14 @@ async def test_a_browser_is_redirected_from_the_root_to_the_pages(door: Any, pat
     assert index["service"] == "gatekeeper"
 
 
-async def test_pages_are_not_in_the_contract_for_programs(door: Any) -> None:
-    service = await door()
+async def test_pages_are_not_in_the_contract_for_programs(serve: Any) -> None:
+    service = await serve()
     _, contract = await service.get("/openapi.json")
     assert not [path for path in contract["paths"] if path.startswith("/ui")]
 
 
-async def test_files_have_a_hash_in_their_address_and_never_change(door: Any) -> None:
-    service = await door()
+async def test_files_have_a_hash_in_their_address_and_never_change(serve: Any) -> None:
+    service = await serve()
     for name, kind in ASSETS.items():
         url = f"{service.base}/ui/static/{assets_hash()}/{name}"
         async with service.session.get(url) as response:
@@ -457,8 +457,8 @@ async def test_signing_out_ends_every_copy_of_the_session_and_no_other(
         assert answer.status == 200
 
 
-async def test_a_form_that_is_too_long_is_refused(door: Any) -> None:
-    service = await door()
+async def test_a_form_that_is_too_long_is_refused(serve: Any) -> None:
+    service = await serve()
     answer, _ = await post(service.base, "hosts/a.test/pause", {"form": "x" * 20_000})
     assert answer.status == 413
 
@@ -487,11 +487,11 @@ async def test_the_pages_show_the_state_of_hosts_and_leases(internet: FakeIntern
 
 
 async def test_explain_shows_the_normal_form_of_a_rule_where_it_differs(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     text = "User-agent: *\nDisallow: /caf%c3%a9/%7euser\nAllow: /caf\u00e9\nDisallow: /plain\n"
     internet.site("a.test").robots(text)
-    service = await door()
+    service = await serve()
 
     async def told(url: str) -> str:
         response, text = await get(service.base, f"explain?{urlencode({'url': url})}")
@@ -511,8 +511,8 @@ async def test_explain_shows_the_normal_form_of_a_rule_where_it_differs(
     assert " reads <code>" not in text
 
 
-async def test_problems_are_listed_first_on_the_overview(door: Any) -> None:
-    service = (await door()).service
+async def test_problems_are_listed_first_on_the_overview(serve: Any) -> None:
+    service = (await serve()).service
     seen = await overview_of(service)
     assert "Nothing needs attention." in str(overview_page(service, seen).body)
     reload = structs.replace(seen.reload, ok=False, needs_restart=("server.port",))

@@ -67,11 +67,11 @@ class Client:
 
 
 @pytest.fixture
-async def proxy(internet: FakeInternet, door: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+async def proxy(internet: FakeInternet, serve: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     async with AsyncExitStack() as stack:
 
         async def begin(*, tokens: Tokens | None = None, **settings: Any) -> Client:
-            service = (await door(**settings)).service
+            service = (await serve(**settings)).service
             if tokens is not None:
                 service.apply_config(service.config, tokens)
             runner = web.ServerRunner(Server(Proxy(service).handle, header=16_384))

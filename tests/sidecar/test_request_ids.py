@@ -15,9 +15,9 @@ from tests.sidecar.decision_log_support import write_log
 
 
 @pytest.fixture
-async def service(door: Any, internet: FakeInternet) -> Any:
+async def service(serve: Any, internet: FakeInternet) -> Any:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/", "home")
-    service = await door()
+    service = await serve()
     server = ServerConfig(log_decisions="all", log_format="json")
     service.service.log = DecisionLog(server, service.service.clock, stream=io.StringIO())
     return service

@@ -194,10 +194,10 @@ async def test_an_open_lease_keeps_its_host_busy_across_kill_9(
     assert (await call(second, "POST", f"/v1/leases/{lease_id}/renew", {}))[0] == 404
 
 
-async def test_t16_a_stream_is_given_its_time_to_end(door: Any, internet: FakeInternet) -> None:
+async def test_t16_a_stream_is_given_its_time_to_end(serve: Any, internet: FakeInternet) -> None:
     more = asyncio.Semaphore(1)
     internet.site("a.test").robots(ROBOTS).on("/long", Drip("ab", every=more))
-    service = await door(drain_grace=0.0)
+    service = await serve(drain_grace=0.0)
     params = {"url": "http://a.test/long"}
     async with service.session.get(service.base + "/v1/fetch", params=params) as stream:
         assert await stream.content.readexactly(1) == b"a"
@@ -211,9 +211,11 @@ async def test_t16_a_stream_is_given_its_time_to_end(door: Any, internet: FakeIn
     await draining
 
 
-async def test_fetch_of_a_blocked_host_has_a_retry_after(door: Any, internet: FakeInternet) -> None:
+async def test_fetch_of_a_blocked_host_has_a_retry_after(
+    serve: Any, internet: FakeInternet
+) -> None:
     internet.site("a.test").robots(ROBOTS).page("/page", "the page")
-    service = await door()
+    service = await serve()
     await service.service.gate.check("http://a.test/")
     await service.post("/v1/hosts/a.test/block", {"seconds": 90, "reason": "they asked"})
     url = service.base + "/v1/fetch"
@@ -228,10 +230,10 @@ async def test_fetch_of_a_blocked_host_has_a_retry_after(door: Any, internet: Fa
 
 
 async def test_t8_waiting_fetches_count_as_waiting_clients(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots(ROBOTS).page("/page", "the page")
-    service = await door(max_waiting=1)
+    service = await serve(max_waiting=1)
     url = "http://a.test/page"
     status, lease = await service.post("/v1/leases", {"url": url, "wait": 30})
     assert status == 201

@@ -62,13 +62,13 @@ async def settled() -> None:
 
 
 @pytest.fixture
-async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
+async def clients(serve: Any, internet: FakeInternet) -> AsyncIterator[Any]:
     """`await clients(max_waiting=3, ...)`; a.test is cached, and its only slot is free."""
     made = []
 
     async def begin(**settings: Any) -> Clients:
         internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
-        service = (await door(**settings)).service
+        service = (await serve(**settings)).service
         await service.gate.check(URL)
         made.append(Clients(service))
         return made[-1]
@@ -248,11 +248,11 @@ async def test_t16_a_lease_granted_just_before_draining_is_given_back(
 
 
 async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that sends thousands of requests must block neither other clients nor the loop."""
     monkeypatch.setattr(sidecar_service, "_MAX_PER_ITERATION", 7)
-    running = await door()
+    running = await serve()
     begun: Counter[int] = Counter()
     iteration = itertools.count()
     now = next(iteration)

@@ -257,8 +257,8 @@ def test_settings_that_do_not_work_with_workers_are_refused(
         check_server(Config(server=ServerConfig(workers=2, **settings)))
 
 
-async def test_a_reload_refuses_settings_that_do_not_work_with_workers(door: Any) -> None:
-    service = (await door()).service
+async def test_a_reload_refuses_settings_that_do_not_work_with_workers(serve: Any) -> None:
+    service = (await serve()).service
     server = msgspec.structs.replace(service.config.server, workers=2)
     service.config = msgspec.structs.replace(service.config, server=server)
     later = msgspec.structs.replace(server, workers=0, client_rate=5.0)  # `workers` needs a restart
