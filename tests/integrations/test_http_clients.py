@@ -204,7 +204,7 @@ async def test_a_wrong_url_is_an_error_of_the_library_and_of_ours(
             await client.get(url)
 
 
-async def test_a_wrong_url_is_requests_own_error(internet: FakeInternet) -> None:
+async def test_a_wrong_url_is_the_error_of_requests(internet: FakeInternet) -> None:
     requests = pytest.importorskip("requests")
 
     def work() -> None:
@@ -236,7 +236,7 @@ async def test_a_session_of_requests_refuses_to_be_pickled_or_copied(
     await asyncio.to_thread(work)
 
 
-def test_a_library_that_retries_can_ask_whether_it_may_help() -> None:
+def test_errors_tell_a_retrying_library_whether_a_retry_may_help() -> None:
     assert (Denied.retryable, Deferred.retryable) == (False, True)
 
 

@@ -156,7 +156,7 @@ async def test_the_rest_of_a_page_is_read_without_a_request_until_its_text_expir
         assert site.paths.count("/") == 3
 
 
-async def test_the_texts_that_are_kept_have_a_bound_together(
+async def test_the_bytes_of_all_kept_texts_are_bounded(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.integrations.mcp.KEPT_BYTES", 4_000)
@@ -175,7 +175,7 @@ async def test_the_texts_that_are_kept_have_a_bound_together(
         assert all(site.paths.count(f"/{number}") == 2 for number in range(5))
 
 
-async def test_sitemaps_are_listed_and_what_is_wrong_with_them_is_told(
+async def test_sitemaps_are_listed_with_their_findings(
     internet: FakeInternet,
 ) -> None:
     entries = "".join(
@@ -207,7 +207,7 @@ async def test_sitemaps_are_listed_and_what_is_wrong_with_them_is_told(
         assert "2026-11-01" in wrong.content[0].text
 
 
-async def test_a_person_s_prompt_is_the_text_of_the_page_or_the_refusal(
+async def test_a_prompt_is_the_text_of_the_page_or_the_refusal(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots(DENYING)
@@ -245,7 +245,7 @@ async def test_progress_says_what_the_host_waits_for(
     assert any("crawl-delay 0.05 s" in (message or "") for _, _, message in told)
 
 
-async def test_a_call_that_is_not_answered_in_time_and_a_cancelled_call_free_the_lease(
+async def test_a_fetch_that_does_not_end_in_time_frees_its_lease(
     internet: FakeInternet,
 ) -> None:
     hold = Hold(Page("late"))
