@@ -123,7 +123,7 @@ async def _measure(options: Options) -> dict[str, list[float]]:
     rng = random.Random(7)
     size = 20_000 if options.quick else 100_000
     sites = [site for site in options.sites() if site.urls][:100]
-    # Turns are not measured here: warming up fetches the robots.txt of all origins concurrently.
+    # Leases are not measured here: warming up fetches the robots.txt of all origins concurrently.
     config = Config(
         guard=GuardConfig(allow=("127.0.0.0/8",)), pacing=PacingConfig(default_interval=0.0)
     )

@@ -1,6 +1,6 @@
 """`python -m benchmarks.longpolls`: the sidecar's memory after a crawler's kill -9.
 
-A client process sends 5,000 requests that wait for one host's turn, and is killed. The sidecar's
+A client process sends 5,000 requests that wait for one host's lease, and is killed. The sidecar's
 memory is printed before, at the peak, and after the requests are gone.
 """
 

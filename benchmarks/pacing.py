@@ -154,7 +154,7 @@ class _Count:
     async def measure(
         self, length: float, workers: Iterable[Coroutine[Any, Any, None]]
     ) -> tuple[Spread, float]:
-        """Return turns per second of processor time, and the share that waited."""
+        """Return leases per second of processor time, and the share that waited."""
         tasks = [asyncio.create_task(worker) for worker in workers]
         await asyncio.sleep(0)  # each worker has its own hosts
         gc.collect()

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from aiohttp.client_proto import ResponseHandler
 from aioresponses import aioresponses as Mocked
 from hypothesis import HealthCheck, settings
 
+from gatekeeper.clock import VirtualClock
 from tests.effort import LONG
 from tests.internet.fixtures import internet, virtual_internet
 
@@ -181,7 +183,7 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mocked]:
     """aioresponses, for tests in which only status and body matter.
 
     It replaces `ClientSession._request`, so middlewares, traces, resolver and connector never
-    run: redirects, turns and the guard are tested on `internet`. Its release 0.7.9 does not
+    run: redirects, leases and the guard are tested on `internet`. Its release 0.7.9 does not
     fit aiohttp 3.14, in which a response requires a `stream_writer`, and reading a body in pieces
     requires a protocol with a parser (or a limit so high that it is never needed).
     """
@@ -193,3 +195,33 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mocked]:
     )
     with Mocked() as mock:
         yield mock
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """An empty folder whose name is short: a unix socket's path may have a hundred characters."""
+    with tempfile.TemporaryDirectory(prefix="gk") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The output folder of a crawl, which does not exist yet."""
+    return tmp_path / "pages"
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """A collection walks what other tests left, so that a long text or many tasks seem slow."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def dials(clock: VirtualClock) -> Iterator[Any]:
+    """The connections that are made to dead hosts, in the virtual time of the test's `clock`."""
+    from tests.politeness.dead import Dials
+
+    with Dials.caught(clock) as dials:
+        yield dials

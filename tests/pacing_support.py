@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import INF
+from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.storage.base import ClockRecord
 
 
@@ -63,6 +65,11 @@ def due_at(scheduler: Scheduler, host: str) -> float:
     return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
 
 
+def scopes_of(scheduler: Scheduler) -> Mapping[str, Scope]:
+    """All scopes in memory, by name."""
+    return scheduler.watch()[0]
+
+
 def hosts_of(scheduler: Scheduler) -> tuple[str, ...]:
     """The names of all scopes in memory."""
-    return tuple(scheduler._memory.scopes)
+    return tuple(scopes_of(scheduler))

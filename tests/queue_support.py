@@ -47,7 +47,7 @@ class FakeGate:
         """Seconds that asking for the robots.txt of an origin takes."""
         self.interval = 1.0
         self.glances = False
-        """Can turns be had at a glance?"""
+        """Can leases be had at a glance?"""
         self.asking = self.most_asking = 0
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:

@@ -39,7 +39,7 @@ def test_a_corpus_can_be_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "x", '{"robots_txt": 1, "urls": []}'])
-def test_a_corpus_that_is_none_is_told_in_a_line(
+def test_a_file_that_is_no_corpus_is_an_error_of_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "robots.jsonl"
@@ -55,7 +55,7 @@ def test_a_ratio_compares_what_ran_in_the_same_round() -> None:
     assert fast.faster_than(slow) == (2.0, 2.0, 2.0)
 
 
-def test_a_spread_names_no_value_beyond_those_that_were_measured() -> None:
+def test_a_spread_stays_within_the_measured_values() -> None:
     assert spread([3.0]) == (3.0, 3.0, 3.0)
     low, median, high = spread([1.0, 2.0, 9.0])
     assert 1.0 <= low < median == 2.0 < high <= 9.0
@@ -122,7 +122,7 @@ def test_a_fault_once_in_ten_thousand_costs_little() -> None:
     assert day.share > 0.8
 
 
-def test_a_slower_duration_and_a_lower_rate_are_both_worse() -> None:
+def test_a_longer_duration_and_a_lower_rate_are_both_worse() -> None:
     def run(duration: str, rate: str) -> dict[tuple[str, str, str], str]:
         return {("gate", "check", "time"): duration, ("pacing", "one host", "leases/s"): rate}
 

@@ -169,7 +169,7 @@ async def test_a_cancelled_sleeper_leaves_no_timer(clock: VirtualClock) -> None:
 # --- the system's clock
 
 
-async def test_the_system_clock_is_the_machine_s() -> None:
+async def test_the_system_clock_has_the_time_of_the_machine() -> None:
     clock = SystemClock()
     before = time.monotonic()
     assert before <= clock.monotonic() <= time.monotonic()
@@ -214,7 +214,7 @@ async def test_a_deadline_ends_what_takes_too_long(clock: VirtualClock) -> None:
     assert task.cancelling() == 0
 
 
-async def test_a_deadline_met_leaves_nothing_behind(clock: VirtualClock) -> None:
+async def test_a_deadline_that_is_met_leaves_no_timer(clock: VirtualClock) -> None:
     async with deadline(clock, 5.0) as limit:
         await asyncio.sleep(0)
     assert not limit.fired
@@ -265,7 +265,7 @@ async def test_a_cancellation_from_elsewhere_is_not_taken_for_the_deadline(
 
 
 @pytest.mark.parametrize("first", ["deadline", "cancel"])
-async def test_a_cancellation_in_the_same_moment_is_not_swallowed(
+async def test_a_cancellation_at_the_time_of_the_deadline_is_not_lost(
     clock: VirtualClock, first: str
 ) -> None:
     async def work() -> None:
@@ -343,7 +343,7 @@ async def test_an_error_of_the_body_wins_and_takes_the_cancellation_back(
     assert await task == 0
 
 
-async def test_a_body_that_goes_on_all_the_same_is_not_cancelled_later(
+async def test_a_body_that_catches_the_cancellation_is_not_cancelled_again(
     clock: VirtualClock,
 ) -> None:
     async def work() -> int:
@@ -481,7 +481,7 @@ def test_a_due_heap_forgets_what_ended_early() -> None:
     assert heap.pop(1e9) == [9998, 9999]
 
 
-def test_a_due_heap_forgets_a_crowd_that_left() -> None:
+def test_a_due_heap_drops_many_ended_items_behind_the_first() -> None:
     """The first item stays, so that the ended ones are not met at the front."""
     alive = set(range(100_000))
     heap = DueHeap[int](lambda _, item: item in alive, lambda: len(alive))

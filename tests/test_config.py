@@ -114,7 +114,7 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         ({"storage": {"path": ""}}, "path"),
     ],
 )
-def test_what_can_mean_nothing_good_is_refused_by_name(raw: dict[str, Any], named: str) -> None:
+def test_a_setting_with_a_harmful_value_is_refused_by_name(raw: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Config.from_dict(raw)
 
@@ -192,7 +192,7 @@ def test_what_can_mean_nothing_good_is_refused_by_name(raw: dict[str, Any], name
         ),
     ],
 )
-def test_a_mistake_is_told_with_the_setting_and_what_it_takes(
+def test_a_wrong_value_is_refused_with_the_setting_and_what_it_takes(
     raw: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -208,7 +208,7 @@ def test_every_setting_says_what_it_takes(section: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["gatekeeper.toml", {"guard": {"allow": []}}, 3])
-def test_a_config_that_is_none_is_refused_where_it_is_given(wrong: Any) -> None:
+def test_an_argument_config_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"config must be a Config.*Config\.load\(path\)"):
         Gatekeeper("examplebot", config=wrong)
     with pytest.raises(ConfigError, match="config must be a Config"):
@@ -229,7 +229,7 @@ def test_a_section_of_another_kind_is_refused_by_name(field: str, value: Any, sa
         as_config(Config(**{field: value}))
 
 
-def test_no_config_is_all_defaults() -> None:
+def test_config_none_means_the_defaults() -> None:
     given = Config(host=(HostRule(match="*"),))
 
     assert as_config(None) == Config()
@@ -237,7 +237,7 @@ def test_no_config_is_all_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "*", "*/1.0", "münch/1", "bot\t1", "bot\r\nX: 1", "///"])
-def test_a_name_that_can_be_nobodys_is_refused_everywhere(name: str) -> None:
+def test_a_user_agent_that_identifies_nobody_is_refused_everywhere(name: str) -> None:
     with pytest.raises(ConfigError, match=r"user_agent: .*say who you are"):
         agent_named(name)
     with pytest.raises(ConfigError, match=r"here: user_agent: .*say who you are"):
@@ -251,7 +251,7 @@ def test_a_name_that_can_be_nobodys_is_refused_everywhere(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "token"), [("my bot", "my"), ("my bot/1.0", "my"), ("bot;x", "bot"), ("1.0", "1.0")]
 )
-def test_a_name_that_is_cut_short_is_doubted(name: str, token: str) -> None:
+def test_a_user_agent_whose_token_is_cut_short_is_warned_of(name: str, token: str) -> None:
     said = f"user agent {name!r}: rules are selected for {token!r}"
     assert token_warning(name) == said
     for gate in (Gatekeeper, partial(RemoteGatekeeper, "http://127.0.0.1:1")):
@@ -270,5 +270,5 @@ def test_a_name_that_is_cut_short_is_doubted(name: str, token: str) -> None:
         "Mozilla/5.0 (compatible; examplebot/2.1; +https://example.org/bot)",
     ],
 )
-def test_a_usual_name_is_not_doubted(name: str) -> None:
+def test_a_usual_user_agent_causes_no_warning(name: str) -> None:
     assert token_warning(name) is None

@@ -50,7 +50,7 @@ def session(request: pytest.FixtureRequest) -> Any:
     "location",
     ["http://u:p@a.test/page", "//u:p@a.test/page", "http://u@a.test/page", "http://:p@a.test/"],
 )
-async def test_no_redirect_makes_us_send_credentials(
+async def test_no_redirect_makes_a_session_send_credentials(
     site: Any, session: aiohttp.ClientSession, location: str
 ) -> None:
     site.on("/go", redirect(location))
@@ -84,7 +84,7 @@ async def test_an_at_sign_in_a_path_is_no_credentials(
         assert await response.text() == "hers"
 
 
-async def test_the_callers_own_credentials_are_sent(
+async def test_the_authorization_field_of_the_caller_is_sent(
     site: Any, session: aiohttp.ClientSession
 ) -> None:
     async with session.get("http://a.test/page", headers=BASIC) as response:
@@ -93,7 +93,7 @@ async def test_the_callers_own_credentials_are_sent(
     assert site.requests[-1].headers["Authorization"] == BASIC["Authorization"]
 
 
-async def test_who_follows_no_redirect_sees_where_it_led(
+async def test_a_redirect_that_is_not_followed_keeps_its_location(
     site: Any, session: aiohttp.ClientSession
 ) -> None:
     site.on("/go", Page("", status=302, headers={"Location": "http://u:p@a.test/page"}))
@@ -104,7 +104,7 @@ async def test_who_follows_no_redirect_sees_where_it_led(
 
 
 @pytest.mark.parametrize("where", ["http://[]@/", "//[x]@a.test/"])
-async def test_a_redirect_that_yarl_stumbles_over_costs_its_turn_alone(
+async def test_a_redirect_that_yarl_cannot_read_fails_alone(
     site: Any, session: aiohttp.ClientSession, where: str
 ) -> None:
     """aiohttp lets yarl's IndexError through; who follows no redirects never meets it."""
@@ -118,7 +118,7 @@ async def test_a_redirect_that_yarl_stumbles_over_costs_its_turn_alone(
 
 
 @pytest.mark.parametrize("base", ["http://[::1]@/", "a.test", "ftp://a.test/"])
-async def test_a_base_url_that_is_none_is_told(internet: FakeInternet, base: str) -> None:
+async def test_a_base_url_that_is_no_url_is_refused(internet: FakeInternet, base: str) -> None:
     with pytest.raises(InvalidURL):
         async with polite_session(AGENT, config=CONFIG, resolver=internet.resolver, base_url=base):
             pass
@@ -165,7 +165,7 @@ async def test_empty_credentials_are_refused_by_a_polite_session(
 
 
 @pytest.mark.parametrize("url", ["http://[::1]@/", "http://u:secret@a b/", "http://[a]@a.test/"])
-async def test_what_yarl_stumbles_over_is_no_url_to_a_polite_session(
+async def test_a_url_that_yarl_cannot_read_raises_invalid_url(
     polite: aiohttp.ClientSession, url: str
 ) -> None:
     with pytest.raises(InvalidURL) as caught:
@@ -187,7 +187,7 @@ async def test_what_yarl_stumbles_over_is_no_url_to_a_polite_session(
     ],
     ids=ascii,
 )
-async def test_what_would_be_sent_elsewhere_than_it_reads_is_refused(
+async def test_an_unnormalised_url_that_leads_elsewhere_is_refused(
     site: Any, session: aiohttp.ClientSession, text: str
 ) -> None:
     """yarl was told to leave the text alone, so aiohttp would dial and send it as it stands."""
@@ -199,7 +199,7 @@ async def test_what_would_be_sent_elsewhere_than_it_reads_is_refused(
 
 
 @pytest.mark.parametrize("text", ["http://a.test/%70age", "http://A.Test/%70age"])
-async def test_what_was_left_as_it_is_but_leads_where_it_says_is_sent(
+async def test_an_unnormalised_url_that_leads_where_it_says_is_sent(
     site: Any, session: aiohttp.ClientSession, text: str
 ) -> None:
     async with session.get(URL(text, encoded=True)) as response:

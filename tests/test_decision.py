@@ -31,17 +31,17 @@ def decided(verdict: Verdict = Verdict.DENY, **fields: Any) -> Decision:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_allow_alone_is_true(verdict: Verdict) -> None:
+def test_only_an_allow_decision_is_true(verdict: Verdict) -> None:
     assert bool(decided(verdict)) is (verdict is Verdict.ALLOW)
 
 
-def test_a_decision_is_final() -> None:
+def test_a_decision_is_immutable() -> None:
     with pytest.raises(AttributeError):
         decided().verdict = Verdict.ALLOW  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("enum", [Verdict, Reason, State])
-def test_values_are_words_in_lower_case(enum: type[StrEnum]) -> None:
+def test_the_values_of_enums_are_their_names_in_lower_case(enum: type[StrEnum]) -> None:
     for member in enum:
         assert member.value == member.name.lower()
 
@@ -64,13 +64,13 @@ def test_every_reason_says_its_verdicts_and_what_happened(reason: Reason) -> Non
     assert meaning.endswith(".")
 
 
-def test_it_names_the_line_that_decided() -> None:
+def test_explain_names_the_deciding_line() -> None:
     assert decided(rule=RULE).explain() == (
         "deny https://a.example/x for bot: rule (line 7: Disallow: /x  # not here)"
     )
 
 
-def test_a_client_that_left_the_name_to_its_sidecar_shows_none() -> None:
+def test_a_decision_without_a_user_agent_shows_none() -> None:
     assert decided(user_agent="").explain() == "deny https://a.example/x: rule"
 
 
@@ -80,7 +80,7 @@ def test_a_deferral_says_when_to_ask_again() -> None:
     assert text == ("defer https://a.example/x for bot: timeout; ask again at 2026-11-20T12:00:00Z")
 
 
-def test_the_operator_s_reason_is_told() -> None:
+def test_explain_tells_the_reason_of_the_operator() -> None:
     text = decided(reason=Reason.OPERATOR, state=State.OVERRIDE, note="by request").explain()
     assert text.endswith(": operator (by request)")
 
@@ -96,7 +96,7 @@ def test_the_operator_s_reason_is_told() -> None:
         ("Disallow: /" + "x" * 500_000, "Disallow: /" + "x" * 188 + "…"),
     ],
 )
-def test_what_a_site_wrote_is_safe_to_print(written: str, shown: str) -> None:
+def test_text_of_a_site_is_escaped_in_explain(written: str, shown: str) -> None:
     rule = Rule(line=1, field="Disallow", value="", text=written)
     assert decided(rule=rule).explain().endswith(f"(line 1: {shown})")
 

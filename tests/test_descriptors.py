@@ -53,7 +53,9 @@ def circular() -> Exception:
         (TimeoutError(), False),
     ],
 )
-def test_a_shortage_is_recognised_through_every_wrapper(error: Exception, short: bool) -> None:
+def test_a_shortage_of_descriptors_is_recognised_in_every_wrapping_error(
+    error: Exception, short: bool
+) -> None:
     assert descriptors.is_shortage(error) is short
 
 
@@ -170,7 +172,7 @@ async def test_a_new_origin_is_reached_although_idle_connections_take_every_desc
     assert found[f"by_{way}"] == [200] * program.AFTER
 
 
-async def test_what_can_not_be_helped_is_deferred_for_a_moment_and_names_the_limit(
+async def test_a_lasting_shortage_of_descriptors_defers_and_names_the_limit(
     found: dict[str, Any],
 ) -> None:
     *short, later = found["without_idle"]

@@ -55,13 +55,13 @@ EVERY = [
 ]
 
 
-def test_all_of_them_are_here() -> None:
+def test_every_error_class_is_tested() -> None:
     classes = {name for name in errors.__all__ if inspect.isclass(getattr(errors, name))}
     assert {type(error).__name__ for error in EVERY} == classes - {"GatekeeperError"}
 
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda e: type(e).__name__)
-def test_one_name_catches_everything(error: Exception) -> None:
+def test_every_error_is_a_gatekeeper_error(error: Exception) -> None:
     assert isinstance(error, GatekeeperError)
 
 
@@ -78,9 +78,7 @@ def test_one_name_catches_everything(error: Exception) -> None:
         (GateClosed, RuntimeError),
     ],
 )
-def test_who_knows_nothing_of_us_catches_it_too(
-    error: type[Exception], also: type[Exception]
-) -> None:
+def test_every_error_is_of_its_builtin_class(error: type[Exception], also: type[Exception]) -> None:
     assert issubclass(error, also)
 
 
@@ -90,7 +88,7 @@ def test_who_knows_nothing_of_us_catches_it_too(
     ids=lambda e: type(e).__name__,
 )
 @pytest.mark.parametrize("again", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
-def test_it_crosses_a_process_boundary_whole(error: Exception, again: object) -> None:
+def test_every_error_survives_pickling_and_copying(error: Exception, again: object) -> None:
     assert callable(again)
     other = again(error)
     assert type(other) is type(error)
@@ -98,7 +96,7 @@ def test_it_crosses_a_process_boundary_whole(error: Exception, again: object) ->
     assert vars(other) == vars(error)
 
 
-def test_what_is_escaped_already_is_shown_as_it_is() -> None:
+def test_an_invalid_url_is_escaped_once() -> None:
     with pytest.raises(InvalidURL) as caught:
         urls.parse("http://a.test/\ud800")
     assert str(caught.value).startswith("'http://a.test/\\ud800': ")
@@ -125,6 +123,6 @@ def test_a_lease_that_did_not_come_says_when_it_may() -> None:
     assert error.errno is None
 
 
-def test_a_refused_address_tells_nothing() -> None:
+def test_the_text_of_a_refused_address_is_blocked() -> None:
     assert str(AddressRefused()) == "blocked"
     assert AddressRefused().args == ("blocked",)

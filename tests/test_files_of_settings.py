@@ -57,7 +57,9 @@ KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("setting", READERS)
-def test_what_can_not_be_read_is_refused_in_words(setting: str, kind: str, tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_read_is_refused_with_the_reason(
+    setting: str, kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "given"
     make, why = KINDS[kind]
     make(path)
@@ -67,7 +69,7 @@ def test_what_can_not_be_read_is_refused_in_words(setting: str, kind: str, tmp_p
     assert why in str(caught.value)
 
 
-def test_a_socket_is_refused_too() -> None:
+def test_a_socket_in_place_of_a_file_is_refused() -> None:
     with tempfile.TemporaryDirectory(prefix="gk") as short, socket.socket(socket.AF_UNIX) as own:
         own.bind(f"{short}/s")
         for read in READERS.values():
@@ -81,7 +83,7 @@ def test_the_null_device_is_an_empty_configuration() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", ["serve", "check", "config check"])
-def test_no_command_waits_for_a_pipe(
+def test_a_named_pipe_in_place_of_a_configuration_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")

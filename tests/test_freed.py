@@ -265,7 +265,7 @@ USES = [
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-async def test_nothing_is_left_of_what_was_closed(
+async def test_no_object_of_a_closed_gate_is_left(
     use: Callable[[World], Awaitable[None]], world: World
 ) -> None:
     for _ in range(FIRST):
@@ -319,7 +319,7 @@ SEEN_IN_USE = {
     *("RobotsTxt", "Policy", "LongestMatch", "ScopeRequest", "FetchConfig", "Window", "Any"),
     "Request",
 }
-"""Classes of what untracked structs hold besides: `test_untracked_objects_in_use_lead_back_to_none`
+"""Classes of what untracked structs hold besides: `test_structs_without_gc_are_in_no_cycle`
 looks at their objects."""
 
 
@@ -340,7 +340,7 @@ def parts(hint: Any) -> Iterator[Any]:
         yield from parts(one)
 
 
-def test_an_untracked_struct_holds_values() -> None:
+def test_a_struct_without_gc_holds_only_values() -> None:
     modules()
     kinds = list(dict.fromkeys(untracked()))
     assert len(kinds) > 20
@@ -352,7 +352,7 @@ def test_an_untracked_struct_holds_values() -> None:
                     assert getattr(part, "__name__", str(part)) in SEEN_IN_USE, told
 
 
-def test_no_cache_of_the_process_holds_objects() -> None:
+def test_no_cache_of_a_module_holds_objects_of_a_gate() -> None:
     for module in modules():
         places = [module, *(one for one in vars(module).values() if isinstance(one, type))]
         for place in places:
@@ -410,7 +410,7 @@ def reached(root: object) -> Iterator[object]:
             open_.append(other)
 
 
-async def test_untracked_objects_in_use_lead_back_to_none(world: World) -> None:
+async def test_structs_without_gc_are_in_no_cycle(world: World) -> None:
     kinds = tuple(untracked())
     met: Counter[str] = Counter()
     async with world.gate(world.stored) as gate:

@@ -62,14 +62,14 @@ async def test_a_blocked_host_defers_to_the_end_of_its_block(
     assert not await gate.allowed("http://a.test/x")
 
 
-async def test_a_paused_host_defers_with_a_moment_to_ask_again(
+async def test_a_question_about_a_paused_host_is_deferred_with_a_retry_at(
     gate: Gatekeeper, clock: VirtualClock
 ) -> None:
     await gate.pause("a.test")
     deferred(await gate.check("http://a.test/x"), clock, Reason.HOST_PAUSED, 60)
 
 
-async def test_what_is_known_of_a_blocked_host_goes_on_answering(
+async def test_a_known_origin_of_a_blocked_host_is_answered(
     gate: Gatekeeper, clock: VirtualClock
 ) -> None:
     assert await gate.allowed("http://a.test/x")
@@ -85,7 +85,7 @@ async def test_a_batch_waits_for_no_blocked_host(gate: Gatekeeper, clock: Virtua
     assert verdicts == [Verdict.DEFER, Verdict.ALLOW, Verdict.DEFER]
 
 
-async def test_a_file_that_is_redirected_to_a_blocked_host_keeps_nobody_waiting(
+async def test_a_file_redirected_to_a_blocked_host_defers_at_once(
     gate: Gatekeeper, internet: FakeInternet, clock: VirtualClock
 ) -> None:
     internet.site("c.test").on("/robots.txt", redirect("http://a.test/for-c"))
@@ -93,7 +93,7 @@ async def test_a_file_that_is_redirected_to_a_blocked_host_keeps_nobody_waiting(
     deferred(await gate.check("http://c.test/x"), clock, Reason.HOST_BLOCKED, 300)
 
 
-async def test_who_waits_when_a_pause_begins_is_told_within_seconds(
+async def test_a_question_that_waits_when_a_pause_begins_is_deferred_within_seconds(
     gate: Gatekeeper, internet: FakeInternet, clock: VirtualClock
 ) -> None:
     await block(gate, clock, 4.0)  # short enough to be waited for
@@ -115,9 +115,7 @@ async def test_the_file_is_asked_for_when_the_block_ends(
     assert internet.sites["a.test"].paths == ["/robots.txt"]
 
 
-async def test_who_asks_after_a_pause_is_over_gets_the_answer(
-    gate: Gatekeeper, clock: VirtualClock
-) -> None:
+async def test_a_question_after_a_pause_is_answered(gate: Gatekeeper, clock: VirtualClock) -> None:
     await gate.pause("a.test")
     await gate.check("http://a.test/x")
     await gate.resume("a.test")
@@ -173,7 +171,7 @@ async def test_a_lease_whose_file_is_held_up_elsewhere_is_deferred(
             pass
 
 
-async def test_a_site_that_turns_us_away_defers_its_other_origins(
+async def test_a_site_that_refuses_defers_its_other_origins(
     gate: Gatekeeper, internet: FakeInternet, clock: VirtualClock
 ) -> None:
     busy = Page("", status=503, headers={"Retry-After": "300"})

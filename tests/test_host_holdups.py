@@ -33,6 +33,7 @@ from gatekeeper.pacing.ledger import (
 )
 from gatekeeper.pacing.waiting import HostStatus
 from tests.internet import FakeInternet, Page
+from tests.waiting_support import until
 
 SETTINGS: dict[str, Any] = {
     "guard": {"allow": ["127.0.0.0/8", "*.test"]},
@@ -163,7 +164,7 @@ async def test_a_file_that_answers_again_frees_its_host(
         assert status_of(gate).state == "free"
 
 
-async def test_a_restored_record_is_told_as_well(
+async def test_a_restored_record_that_defers_is_listed(
     internet: FakeInternet, make: Open, clock: VirtualClock, tmp_path: Any
 ) -> None:
     internet.refusing("a.test")
@@ -178,7 +179,7 @@ async def test_a_restored_record_is_told_as_well(
         assert abs((view.until - decision.retry_at).total_seconds()) < 0.1
 
 
-async def test_a_spent_budget_and_a_pause_are_states_of_the_same_list(
+async def test_a_spent_budget_and_a_pause_are_host_states(
     internet: FakeInternet, make: Open
 ) -> None:
     internet.site("a.test").robots("").page("/x")
@@ -275,7 +276,7 @@ async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_at_once(
             lease.report(status=200)
 
 
-async def test_who_waits_when_the_store_is_lost_is_refused(
+async def test_a_waiter_is_refused_when_the_store_is_lost(
     make: Open, clock: VirtualClock, ledger: Divided
 ) -> None:
     ledger.lost = False
@@ -342,8 +343,7 @@ async def test_no_lease_waits_for_the_robots_txt_of_a_host_that_another_member_s
             is_refused(caught.value.decision, clock)
         assert source.asked == 0
         asking = asyncio.create_task(gate.acquire("http://b.test/", owned=False))
-        while not source.asked:
-            await asyncio.sleep(0)
+        await until(lambda: source.asked)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
@@ -367,7 +367,7 @@ class DividedByGroup(Divided):
         return Withheld(math.inf, "host-2b") if self.lost and scopes[-1] == "group:g" else None
 
 
-async def test_the_group_of_an_unknown_host_says_who_serves_it(
+async def test_why_of_an_unknown_host_names_the_member_that_serves_its_group(
     internet: FakeInternet, make: Open, clock: VirtualClock
 ) -> None:
     settings = {
@@ -423,8 +423,7 @@ async def test_a_loss_of_the_store_is_not_logged_for_each_waiting_host(
         caplog.set_level("DEBUG")
         for listener in ledger._listeners.values():
             listener.lost(True)
-        while len(deferred) < 20:
-            await asyncio.sleep(0)
+        await until(lambda: len(deferred) >= 20)
         getting.cancel()
         await asyncio.gather(getting, return_exceptions=True)
     assert [one.getMessage() for one in caplog.records if ".test" in one.getMessage()] == []
@@ -436,7 +435,7 @@ class Restoring(Closed):
     state = "recovering"
 
 
-async def test_a_turn_that_did_not_come_while_the_store_is_restored_says_so(
+async def test_a_lease_refused_while_the_store_is_restored_says_so(
     internet: FakeInternet, make: Open, clock: VirtualClock
 ) -> None:
     settings = {"host": [{"match": "*.test", "robots": "allow"}]}

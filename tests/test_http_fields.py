@@ -33,7 +33,9 @@ NOON = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT
         ("Sun, 31 Feb 1994 08:50:37 GMT", None),
     ],
 )
-def test_retry_after(value: str | float | None, seconds: float | None) -> None:
+def test_each_retry_after_value_is_read_as_expected(
+    value: str | float | None, seconds: float | None
+) -> None:
     assert parse_retry_after(value, NOON) == seconds
 
 
@@ -62,5 +64,7 @@ def test_two_digits_more_than_fifty_years_ahead_are_in_the_past() -> None:
         ('"a";r=1;t=1' + " " * 3000, None),
     ],
 )
-def test_rate_limit(value: str | None, rate: QuotaRate | None) -> None:
+def test_each_rate_limit_value_is_read_as_expected(
+    value: str | None, rate: QuotaRate | None
+) -> None:
     assert quota_rate(value) == rate

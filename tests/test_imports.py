@@ -57,7 +57,7 @@ def bare_starts(*options: str) -> float:
 
 
 @pytest.mark.parametrize("code", ["import gatekeeper", "import gatekeeper.robots"])
-def test_an_import_alone_brings_in_nothing_that_is_dear(code: str) -> None:
+def test_an_import_of_the_package_loads_no_expensive_module(code: str) -> None:
     assert brought_in(code, *HEAVY, "msgspec", "gatekeeper.gate", "gatekeeper.urls") == []
 
 
@@ -69,7 +69,7 @@ ONE_FILE = (
 )
 
 
-def test_a_parser_brings_in_no_http_client() -> None:
+def test_the_parser_imports_no_http_client() -> None:
     code = (
         ONE_FILE + "from gatekeeper import InvalidURL\n"
         "assert policy.allowed('https://example.org/a?b') and policy.crawl_delay == 3\n"
@@ -85,7 +85,7 @@ def test_a_gate_alone_brings_in_no_product_but_the_middleware() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_every_name_of_a_package_can_be_had(package: object) -> None:
+def test_every_public_name_of_a_package_can_be_imported(package: object) -> None:
     names = package.__all__  # type: ignore[attr-defined]
     assert set(names) <= set(dir(package))
     for name in names:
@@ -96,7 +96,7 @@ def test_every_name_of_a_package_can_be_had(package: object) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_what_type_checkers_see_is_what_there_is(package: object) -> None:
+def test_the_names_type_checkers_see_are_those_at_run_time(package: object) -> None:
     """Compare the imports under TYPE_CHECKING with the names found at run time."""
     tree = ast.parse(Path(inspect.getfile(package)).read_text(encoding="utf-8"))  # type: ignore[arg-type]
     seen: dict[str, object] = {}
@@ -113,19 +113,19 @@ def test_what_type_checkers_see_is_what_there_is(package: object) -> None:
         assert getattr(package, name) is value
 
 
-def test_help_shows_what_there_is() -> None:
+def test_help_of_the_package_shows_its_public_names() -> None:
     text = pydoc.plain(pydoc.render_doc(gatekeeper))
     for name in ("Gatekeeper", "PoliteQueue", "polite_session", "RobotsTxt", "Denied"):
         assert name in text
     assert "class Denied" in pydoc.plain(pydoc.render_doc(gatekeeper.errors))
 
 
-def test_modules_can_be_had_as_attributes() -> None:
+def test_modules_are_attributes_of_their_package() -> None:
     code = "import gatekeeper; gatekeeper.session.polite_session; gatekeeper.robots.parser"
     assert brought_in(code, "gatekeeper.session") == ["gatekeeper.session"]
 
 
-def test_what_is_not_there_is_told_as_of_any_module() -> None:
+def test_a_missing_name_raises_the_usual_import_error() -> None:
     for package in PACKAGES:
         for name in ("Gatekeper", "_private", "__wrapped__"):
             assert not hasattr(package, name)
@@ -150,7 +150,7 @@ def test_a_module_that_is_broken_is_not_taken_for_missing(
     del sys.modules[room.name]
 
 
-def test_errors_are_where_they_are_documented() -> None:
+def test_errors_are_in_the_module_errors() -> None:
     from gatekeeper import Deferred, Denied, LeaseTimeout
 
     for error in (Denied, Deferred, LeaseTimeout):
@@ -160,7 +160,7 @@ def test_errors_are_where_they_are_documented() -> None:
     assert (made.url, str(made)) == ("http://a/", "no lease")
 
 
-def test_a_library_is_silent_unless_it_is_listened_to() -> None:
+def test_every_module_that_logs_has_the_null_handler() -> None:
     """Each module that logs brings the null handler, also if it is imported alone."""
     root = Path(gatekeeper.__file__).parent
     logging_modules = [
@@ -229,7 +229,7 @@ def robots_txt(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_ctrl_c_while_it_imports_ends_the_command_without_a_word(robots_txt: str) -> None:
+def test_ctrl_c_during_imports_ends_the_command_silently(robots_txt: str) -> None:
     names = [name for name in modules_of("lint", robots_txt) if name.startswith("gatekeeper.")]
     ours = names[names.index("gatekeeper.__main__") + 1 :]
     assert len(ours) > 10
@@ -263,7 +263,7 @@ def test_lint_of_a_file_brings_in_nothing_of_the_network(robots_txt: str) -> Non
     assert [name for name in names if name.startswith("gatekeeper.storage")] == []
 
 
-def test_what_the_command_imports_is_not_searched_for_garbage() -> None:
+def test_modules_imported_by_the_command_are_frozen_for_the_collector() -> None:
     code = (
         "import gc, sys\n"
         "from gatekeeper.__main__ import main\n"
@@ -293,7 +293,7 @@ def test_every_command_has_an_example_of_its_own(name: str) -> None:
     assert example.startswith(f"gatekeeper {name} ")
 
 
-def test_the_command_takes_a_few_starts_of_python(robots_txt: str) -> None:
+def test_the_command_starts_within_a_few_bare_starts_of_python(robots_txt: str) -> None:
     """The goal is 150 ms; a bare start of Python takes about 9 ms."""
     assert bare_starts("-m", "gatekeeper", "--help") < 10
     assert bare_starts("-m", "gatekeeper", "lint", robots_txt) < 24

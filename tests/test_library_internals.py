@@ -72,7 +72,9 @@ SESSIONS = {one.__name__: one for one in (a_polite_session, the_middleware, the_
 
 @pytest.mark.parametrize("status", FLOODS)
 @pytest.mark.parametrize("kind", SESSIONS)
-async def test_a_page_that_is_a_flood_fails(internet: FakeInternet, kind: str, status: int) -> None:
+async def test_a_flood_of_interim_responses_fails_the_request(
+    internet: FakeInternet, kind: str, status: int
+) -> None:
     internet.site("a.test").robots("").on("/flood", Interim(status)).page("/", "still there")
     async with SESSIONS[kind](internet) as session, asyncio.timeout(ENDLESS):
         with pytest.raises(aiohttp.ClientResponseError, match="interim answers"):
@@ -82,7 +84,9 @@ async def test_a_page_that_is_a_flood_fails(internet: FakeInternet, kind: str, s
 
 
 @pytest.mark.parametrize("kind", SESSIONS)
-async def test_as_many_as_are_allowed_pass(internet: FakeInternet, kind: str) -> None:
+async def test_interim_responses_up_to_the_limit_are_accepted(
+    internet: FakeInternet, kind: str
+) -> None:
     site = internet.site("a.test").robots("")
     site.on("/few", Interim(103, MAX_INTERIM_ANSWERS, headers={"Link": "</s.css>; rel=preload"}))
     site.on("/many", Interim(103, MAX_INTERIM_ANSWERS + 1))
@@ -96,7 +100,7 @@ async def test_as_many_as_are_allowed_pass(internet: FakeInternet, kind: str) ->
 
 
 @pytest.mark.parametrize(("size", "passes"), [(25_000, True), (30_000, False)])
-async def test_few_but_large_ones_are_bounded_by_their_octets(
+async def test_interim_responses_are_bounded_in_octets(
     internet: FakeInternet, size: int, passes: bool
 ) -> None:
     large = Interim(103, 10, headers={"Link": "x" * size})
@@ -112,7 +116,7 @@ async def test_few_but_large_ones_are_bounded_by_their_octets(
 
 
 @pytest.mark.parametrize("status", FLOODS)
-async def test_a_robots_txt_that_is_a_flood_could_not_be_had(
+async def test_a_robots_txt_behind_a_flood_of_interim_responses_defers(
     internet: FakeInternet, status: int
 ) -> None:
     internet.site("a.test").on("/robots.txt", Interim(status))
@@ -123,7 +127,7 @@ async def test_a_robots_txt_that_is_a_flood_could_not_be_had(
 
 
 @pytest.mark.parametrize("status", FLOODS)
-async def test_nor_could_it_through_a_session_that_was_handed_in(
+async def test_a_robots_txt_behind_a_flood_defers_over_a_callers_session(
     internet: FakeInternet, status: int
 ) -> None:
     site = internet.site("a.test").on("/robots.txt", Interim(status))
@@ -191,7 +195,7 @@ async def test_a_head_is_bounded_in_its_fields_and_as_a_whole(
         assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.INVALID_RESPONSE)
 
 
-async def test_a_caller_may_ask_for_other_limits(internet: FakeInternet) -> None:
+async def test_a_caller_may_set_other_head_limits(internet: FakeInternet) -> None:
     internet.site("a.test").robots("").on("/text", long_head(LONG_HEADS["one field"]))
     async with polite_session(
         "testbot/1.0", config=CONFIG, resolver=internet.resolver, max_field_size=8_190
@@ -269,7 +273,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pieces
 
 
-async def test_a_page_whose_final_head_comes_first_is_read_in_one_go(
+async def test_a_response_without_interim_ones_is_read_in_one_piece(
     asked: Callable[[], tuple[Any, Closed]], read: list[int]
 ) -> None:
     """It is what most pages are; each further piece costs as much as the first."""
@@ -284,7 +288,7 @@ async def test_a_page_whose_final_head_comes_first_is_read_in_one_go(
 
 
 @pytest.mark.parametrize("begin", [ANSWER, b"HTTP/1.1 103 Early\r\n\r\n" + ANSWER])
-async def test_after_one_answer_too_many_nothing_more_is_read(
+async def test_after_one_interim_response_too_many_no_more_is_read(
     asked: Callable[[], tuple[Any, Closed]], read: list[int], begin: bytes
 ) -> None:
     protocol, transport = asked()
@@ -293,7 +297,7 @@ async def test_after_one_answer_too_many_nothing_more_is_read(
     assert sum(read) <= 4_096
 
 
-async def test_however_much_comes_at_once_only_a_little_of_a_flood_is_read(
+async def test_only_a_small_part_of_a_flood_is_read(
     asked: Callable[[], tuple[Any, Closed]], read: list[int]
 ) -> None:
     protocol, transport = asked()
@@ -310,7 +314,7 @@ async def test_however_much_comes_at_once_only_a_little_of_a_flood_is_read(
 
 
 @pytest.mark.parametrize("more", [FLOOD, ANSWER * 1000])
-async def test_nothing_is_kept_of_what_comes_after_the_answer(
+async def test_octets_after_the_response_close_the_connection(
     asked: Callable[[], tuple[Any, Closed]], more: bytes
 ) -> None:
     protocol, transport = asked()
@@ -322,7 +326,7 @@ async def test_nothing_is_kept_of_what_comes_after_the_answer(
     assert len(protocol) == 0
 
 
-async def test_nor_of_what_comes_while_the_connection_waits_for_the_next_request(
+async def test_octets_on_an_idle_connection_close_it(
     asked: Callable[[], tuple[Any, Closed]],
 ) -> None:
     protocol, transport = asked()
@@ -359,7 +363,7 @@ async def test_a_protocol_of_another_kind_is_left_alone() -> None:
     assert type(other) is Other
 
 
-def test_it_holds_on_uvloop_which_keeps_the_method_of_the_class_before() -> None:
+def test_a_flood_of_interim_responses_is_refused_on_uvloop() -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:

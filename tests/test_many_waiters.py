@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -25,16 +25,10 @@ from gatekeeper.pacing.waiting import TaskWaiter
 from gatekeeper.queue.origin_queues import WaitingTasks
 from gatekeeper.robots.timing import RobotsInterval
 from tests.internet import FakeInternet
+from tests.pacing_support import scopes_of
+from tests.waiting_support import until
 
 FEW, MANY = 500, 2_000
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """A collection walks what other tests left, so that many tasks seem to cost more."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture
@@ -92,7 +86,7 @@ async def waiters(gate: Gatekeeper, count: int, wait: Wait = lease) -> list[asyn
 
 
 @pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
-async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
+async def test_tasks_that_start_to_wait_in_one_iteration_of_the_loop_let_others_run(
     gate: Gatekeeper, wait: Wait
 ) -> None:
     async with gate.lease("http://a.test/"):
@@ -110,7 +104,9 @@ async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
 
 
 @pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
-async def test_the_first_step_of_each_of_many_is_a_few_calls(gate: Gatekeeper, wait: Wait) -> None:
+async def test_the_first_step_of_a_waiting_task_takes_few_calls(
+    gate: Gatekeeper, wait: Wait
+) -> None:
     """All of them take it in one iteration of the loop, which nobody can cut in pieces."""
     loop, count, calls = asyncio.get_running_loop(), 2_000, 0
 
@@ -159,7 +155,7 @@ async def test_the_last_step_of_each_of_many_that_are_cancelled_is_a_few_calls(
         assert calls <= 30 * count
 
 
-async def test_who_comes_while_the_last_of_many_are_let_in_goes_behind_them(
+async def test_a_waiter_that_arrives_while_many_are_admitted_comes_after_them(
     virtual_internet: FakeInternet,
 ) -> None:
     net, loop = virtual_internet, asyncio.get_running_loop()
@@ -193,7 +189,7 @@ async def test_who_comes_while_the_last_of_many_are_let_in_goes_behind_them(
     assert got == list(range(len(got)))
 
 
-async def test_what_waits_outside_can_be_a_task_and_be_cancelled(gate: Gatekeeper) -> None:
+async def test_a_waiter_outside_the_entrance_can_be_cancelled(gate: Gatekeeper) -> None:
     async with gate.lease("http://a.test/"):
         crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(200)]
         await asyncio.sleep(0)
@@ -203,13 +199,11 @@ async def test_what_waits_outside_can_be_a_task_and_be_cancelled(gate: Gatekeepe
         never.cancel()
         await asyncio.sleep(0)
         early.cancel()
-        while gate.stats().pacing.waiting < 150:
-            await asyncio.sleep(0)
+        await until(lambda: gate.stats().pacing.waiting >= 150)
         outside.cancel()
         await asyncio.gather(never, early, outside, return_exceptions=True)
         assert all(task.cancelled() for task in (never, early, outside))
-        while gate.stats().pacing.waiting < 201:
-            await asyncio.sleep(0)
+        await until(lambda: gate.stats().pacing.waiting >= 201)
         inside.cancel()
         for task in crowd:
             task.cancel()
@@ -219,15 +213,14 @@ async def test_what_waits_outside_can_be_a_task_and_be_cancelled(gate: Gatekeepe
         assert gate.stats().pacing.waiting == 0
 
 
-async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gatekeeper) -> None:
+async def test_a_cancelled_waiter_that_was_admitted_keeps_nobody_outside(gate: Gatekeeper) -> None:
     async with gate.lease("http://a.test/"):
         crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(100)]
         assert gate._opened is not None
         entrance = gate.parts.leases.entrance
         await asyncio.sleep(0)
         assert entrance.crowded
-        while entrance._waiting:  # the last of them were let in, and have not come in
-            await asyncio.sleep(0)
+        await until(lambda: not entrance._waiting)  # the last were let in, and have not come in
         for task in crowd:
             task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
@@ -236,7 +229,7 @@ async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gateke
         assert gate.stats().pacing.waiting == 0
 
 
-async def test_a_request_that_is_entered_again_is_a_new_one(gate: Gatekeeper) -> None:
+async def test_a_lease_request_entered_twice_gives_two_leases(gate: Gatekeeper) -> None:
     request = gate.lease("http://b.test/")
     async with request as first:
         assert not first.ended
@@ -255,7 +248,7 @@ async def test_a_request_that_is_entered_again_is_a_new_one(gate: Gatekeeper) ->
 async def test_the_time_to_wait_counts_from_the_call(
     gate: Gatekeeper, virtual_internet: FakeInternet, block: bool
 ) -> None:
-    """Not from when those who came first were let in: the turn is due in 1,000 s."""
+    """Not from when those who came first were let in: the lease is due in 1,000 s."""
     clock = virtual_internet.clock
     assert isinstance(clock, VirtualClock)
 
@@ -278,7 +271,7 @@ async def test_the_time_to_wait_counts_from_the_call(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_they_have_their_turns_in_the_order_in_which_they_came(
+async def test_many_waiters_get_leases_in_order_of_arrival(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -311,7 +304,7 @@ async def test_they_have_their_turns_in_the_order_in_which_they_came(
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("order", ["first", "last", "any"])
-async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: str) -> None:
+async def test_the_cost_of_cancelling_does_not_grow_with_those_who_stay(order: str) -> None:
     async def cost(count: int) -> float:
         scheduler = Scheduler(
             Config(pacing=PacingConfig(default_interval=1000.0)),
@@ -339,7 +332,7 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
         await asyncio.wait(tasks)
         assert scheduler.stats().waiting == 0
         took = time.process_time() - began
-        assert scheduler._memory.scopes["a.example"].queue is None
+        assert scopes_of(scheduler)["a.example"].queue is None
         await scheduler.close()
         return took
 
@@ -348,8 +341,8 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
     assert many < 3.0 * few * MANY / FEW  # a quadratic part would make it 4 times that
 
 
-async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
-    """Nobody's place lies about until the host's turn, which may be days off."""
+async def test_a_cancelled_waiter_frees_its_memory_at_once() -> None:
+    """Nobody's place lies about until the host's lease, which may be days off."""
     scheduler = Scheduler(
         Config(pacing=PacingConfig(default_interval=1000.0)),
         clock=VirtualClock(),
@@ -365,7 +358,7 @@ async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    queue = scheduler._memory.scopes["a.example"].queue
+    queue = scopes_of(scheduler)["a.example"].queue
     assert queue is not None
     assert len(queue.heap or ()) < 200
     stays.cancel()
@@ -374,7 +367,7 @@ async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
+async def test_cancelled_waiters_of_a_group_cost_the_same_each(again: bool) -> None:
     """Many hosts of one group: those whose waiters left don't stand in the others' way."""
     clock = VirtualClock()
     scheduler = Scheduler(
@@ -396,7 +389,7 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
 
     tasks = [ask(number) for number in range(2_000)]
     await asyncio.sleep(0)
-    theirs = scheduler._memory.scopes["group:g"].queue
+    theirs = scopes_of(scheduler)["group:g"].queue
     assert theirs is not None
     for task in tasks[:-2]:
         task.cancel()
@@ -428,7 +421,7 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
     await scheduler.close()
 
 
-async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
+async def test_many_timeouts_at_once_are_raised_a_few_at_a_time(
     gate: Gatekeeper, virtual_internet: FakeInternet
 ) -> None:
     clock = virtual_internet.clock
@@ -454,7 +447,7 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
 
 
 @pytest.mark.usefixtures("no_collector")
-async def test_waiting_tasks_leave_as_cheaply_however_many_they_are() -> None:
+async def test_cancelling_a_waiting_task_costs_the_same_however_many_wait() -> None:
     async def cost(count: int) -> float:
         waiting = WaitingTasks(nothing_to_do=lambda: False)
         tasks = [asyncio.create_task(waiting.wait()) for _ in range(count)]
@@ -510,7 +503,7 @@ async def test_closing_tells_each_waiter_with_an_error_of_its_own() -> None:
         assert len(traceback.extract_tb(error.__traceback__)) < 5
 
 
-async def test_a_cancelled_wait_keeps_nothing_of_what_stood_in_it(gate: Gatekeeper) -> None:
+async def test_a_cancelled_wait_keeps_no_reference_to_its_waiter(gate: Gatekeeper) -> None:
     """Its task keeps the CancelledError, which keeps by its traceback all that was in the way."""
 
     before = {id(one) for one in gc.get_objects() if type(one) is TaskWaiter}
@@ -568,7 +561,7 @@ async def test_those_who_get_join_a_queue_a_few_at_a_time_and_leave_it_in_any_or
         assert len(queue._getters) == 0
 
 
-async def test_those_who_get_have_their_turns_in_the_order_in_which_they_came(
+async def test_many_queue_getters_get_leases_in_order_of_arrival(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -597,7 +590,7 @@ async def test_those_who_get_have_their_turns_in_the_order_in_which_they_came(
     assert got == list(range(2_500))
 
 
-async def test_a_queue_that_is_closed_lets_go_of_those_who_were_not_let_in(
+async def test_a_closed_queue_ends_the_wait_of_getters_outside_the_entrance(
     gate: Gatekeeper,
 ) -> None:
     queue = PoliteQueue(gate)

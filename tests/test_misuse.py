@@ -27,7 +27,7 @@ from gatekeeper.testing import ScriptedGate
 
 @pytest.mark.parametrize("raw", [None, b"http://a.test/", URL("http://a.test/"), 3])
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
-async def test_what_is_no_text_is_a_mistake_told_by_its_type(raw: Any, far: bool) -> None:
+async def test_a_url_that_is_no_text_raises_type_error(raw: Any, far: bool) -> None:
     async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
         for question in (gate.allowed(raw), gate.check(raw), gate.acquire(raw)):
             with pytest.raises(TypeError, match=f"url must be str, not {type(raw).__name__}"):
@@ -37,14 +37,14 @@ async def test_what_is_no_text_is_a_mistake_told_by_its_type(raw: Any, far: bool
 
 
 @pytest.mark.parametrize("name", [None, b"examplebot"])
-def test_a_name_that_is_no_text_is_a_mistake_told_by_its_type(name: Any) -> None:
+def test_a_user_agent_that_is_no_text_raises_type_error(name: Any) -> None:
     with pytest.raises(TypeError, match=f"user_agent must be str, not {type(name).__name__}"):
         Gatekeeper(name)
 
 
 @pytest.mark.parametrize("name", ["report", "renew", "give_back", "end", "decision", "expires_at"])
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
-async def test_a_lease_that_was_not_entered_says_so(name: str, far: bool) -> None:
+async def test_a_lease_request_that_was_not_entered_says_so(name: str, far: bool) -> None:
     async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
         with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
             getattr(gate.lease("http://a.test/"), name)
@@ -52,7 +52,7 @@ async def test_a_lease_that_was_not_entered_says_so(name: str, far: bool) -> Non
 
 @pytest.mark.parametrize("raw", ["http://a.test/", b"http://b.test/"])
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
-async def test_one_url_where_a_list_is_meant_is_told(raw: Any, far: bool) -> None:
+async def test_one_url_in_place_of_a_list_raises_type_error(raw: Any, far: bool) -> None:
     """Each of its characters was answered as a URL."""
     async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
         with pytest.raises(TypeError, match=r"urls must be a list of URLs, not one .*give \[url\]"):
@@ -133,7 +133,7 @@ async def mistake(call: Callable[[Any, Any], Any], gate: Any, raw: Any) -> Excep
     [(argument, call) for argument, _, call in METHODS],
     ids=[f"{name}-{argument}" for argument, name, _ in METHODS],
 )
-async def test_each_method_tells_what_is_no_text_and_both_gates_say_the_same(
+async def test_each_method_of_both_gates_refuses_what_is_no_text_with_one_message(
     argument: str, call: Callable[[Any, Any], Any], kind: str
 ) -> None:
     raw = NOT_TEXT[kind]
@@ -149,7 +149,7 @@ async def test_each_method_tells_what_is_no_text_and_both_gates_say_the_same(
 
 @pytest.mark.parametrize("raw", ["", "   ", "\udc80", "bot/\udc80"])
 @pytest.mark.parametrize("name", AGENT_METHODS)
-async def test_a_name_that_is_none_is_told_by_both_gates(name: str, raw: str) -> None:
+async def test_a_user_agent_that_is_no_name_is_refused_by_both_gates(name: str, raw: str) -> None:
     async with Gatekeeper("examplebot") as near, RemoteGatekeeper("http://127.0.0.1:1") as far:
         call = AGENT_METHODS[name]
         told, also = await mistake(call, near, raw), await mistake(call, far, raw)
@@ -159,7 +159,7 @@ async def test_a_name_that_is_none_is_told_by_both_gates(name: str, raw: str) ->
 
 
 @pytest.mark.parametrize("until", ["soon", None, [], float("nan")])
-async def test_a_block_until_what_is_no_moment_is_told(until: Any) -> None:
+async def test_a_block_until_a_value_that_is_no_time_is_refused(until: Any) -> None:
     async with Gatekeeper("examplebot") as near, RemoteGatekeeper("http://127.0.0.1:1") as far:
         for gate in (near, far):
             with pytest.raises(ConfigError, match=r"is not a moment; give wall seconds"):
@@ -167,7 +167,7 @@ async def test_a_block_until_what_is_no_moment_is_told(until: Any) -> None:
 
 
 @pytest.mark.parametrize("raw", [None, "a.test", ["a.test"], {"match": "a.test"}])
-async def test_a_word_that_is_no_rule_and_a_history_of_nothing_are_told(raw: Any) -> None:
+async def test_an_override_that_is_no_rule_and_a_history_of_no_url_are_refused(raw: Any) -> None:
     async with Gatekeeper("examplebot") as gate:
         with pytest.raises(TypeError, match=r"rule must be a HostRule, not .*; write HostRule\("):
             gate.override(raw)
@@ -176,7 +176,7 @@ async def test_a_word_that_is_no_rule_and_a_history_of_nothing_are_told(raw: Any
 
 
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
-async def test_with_instead_of_async_with_is_told(far: bool) -> None:
+async def test_with_instead_of_async_with_raises_type_error(far: bool) -> None:
     gate = RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot")
     managers: list[Any] = [gate, PoliteQueue(gate)]
     for manager in managers:
@@ -197,7 +197,7 @@ async def test_with_instead_of_async_with_is_told(far: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
-async def test_a_wait_of_the_wrong_type_is_told(
+async def test_a_timeout_of_the_wrong_type_is_refused(
     options: dict[str, Any], told: str, far: bool
 ) -> None:
     async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
@@ -205,7 +205,7 @@ async def test_a_wait_of_the_wrong_type_is_told(
             await gate.acquire("http://a.test/", **options)
 
 
-async def test_a_wait_of_the_wrong_type_is_told_even_if_nothing_has_to_wait() -> None:
+async def test_a_timeout_of_the_wrong_type_is_refused_though_the_lease_is_free() -> None:
     """Otherwise the mistake would show first when two requests meet."""
     wrong: Any = "60"
     config = Config.from_dict({"pacing": {"default_interval": 0.0}})
@@ -220,13 +220,13 @@ async def test_a_wait_of_the_wrong_type_is_told_even_if_nothing_has_to_wait() ->
                 await gate.try_acquire("http://a.test/", priority=wrong)
 
 
-async def test_data_in_the_place_of_a_priority_is_told() -> None:
+async def test_data_in_place_of_a_priority_is_refused() -> None:
     async with Gatekeeper("examplebot") as gate, PoliteQueue(gate) as queue:
         with pytest.raises(TypeError, match="priority must be a number such as 1, not the dict"):
             await queue.put("http://a.test/", {"depth": 0})  # type: ignore[arg-type]
 
 
-async def test_a_block_for_seconds_is_told_how_to_name_a_moment() -> None:
+async def test_a_block_for_seconds_is_refused_with_the_way_to_give_a_time() -> None:
     """As a time of 1970 it would lift the block."""
     async with Gatekeeper("examplebot") as gate:
         with pytest.raises(ConfigError, match=r"30 seconds from now give time\.time\(\) \+ 30"):
@@ -235,13 +235,13 @@ async def test_a_block_for_seconds_is_told_how_to_name_a_moment() -> None:
 
 
 @pytest.mark.parametrize("raw", [[], "gatekeeper.toml", None])
-def test_settings_that_are_no_dict_are_told(raw: Any) -> None:
+def test_settings_that_are_no_dict_are_refused(raw: Any) -> None:
     with pytest.raises(ConfigError, match=r'a dict such as \{"pacing": .*, not '):
         Config.from_dict(raw)
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["asynchronous", "blocking"])
-def test_a_gate_for_the_other_kind_of_code_is_told(blocking: bool) -> None:
+def test_a_gate_of_the_other_kind_of_code_is_refused(blocking: bool) -> None:
     """The first request failed, by a missing attribute."""
     other: Any = Gatekeeper("examplebot") if blocking else SyncGatekeeper("examplebot")
     wanted = "a SyncGatekeeper" if blocking else "a Gatekeeper or a RemoteGatekeeper"

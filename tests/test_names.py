@@ -26,7 +26,7 @@ from gatekeeper.errors import ConfigError
         ("::1", "::1"),
     ],
 )
-def test_a_host_has_one_spelling(text: str, host: str) -> None:
+def test_every_spelling_of_a_host_has_one_normal_form(text: str, host: str) -> None:
     assert host_named(text) == host
     bracketed = f"[{host}]" if ":" in host else host
     assert urls.parse(f"http://{bracketed}/").host == host
@@ -48,7 +48,7 @@ def test_a_host_has_one_spelling(text: str, host: str) -> None:
         "ftp://a/",
     ],
 )
-def test_what_is_no_host_is_refused_with_a_remedy(text: str) -> None:
+def test_text_that_is_no_host_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a host: .*; write it as") as caught:
         host_named(text)
     assert repr(text) in str(caught.value)
@@ -63,7 +63,7 @@ def test_what_is_no_host_is_refused_with_a_remedy(text: str) -> None:
         ("http://a.test/", "a.test"),
     ],
 )
-def test_a_match_keeps_its_star(text: str, match: str) -> None:
+def test_the_normal_form_of_a_match_keeps_its_star(text: str, match: str) -> None:
     assert match_named(text) == match
 
 

@@ -78,11 +78,11 @@ def test_every_function_is_at_the_top(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENUMS)
-def test_enums_are_words(name: str) -> None:
+def test_enums_are_str_enums(name: str) -> None:
     assert issubclass(getattr(gatekeeper, name), enum.StrEnum)
 
 
-def test_everything_named_exists_and_is_sorted_out() -> None:
+def test_every_name_in_all_exists_once() -> None:
     assert len(set(gatekeeper.__all__)) == len(gatekeeper.__all__)
     for name in gatekeeper.__all__:
         assert getattr(gatekeeper, name) is not None
@@ -151,7 +151,7 @@ class Book(MemoryLedger):
         return await super().take(requests)
 
 
-async def test_a_gate_takes_its_turns_from_the_ledger_it_is_given(
+async def test_a_gate_takes_its_grants_from_the_ledger_it_is_given(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet

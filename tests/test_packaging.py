@@ -87,7 +87,7 @@ def test_the_image_has_every_file_that_the_build_reads() -> None:
     assert needed <= {line.removeprefix("!") for line in ignored if line.startswith("!")}
 
 
-def test_every_message_names_that_distribution() -> None:
+def test_every_message_about_installing_names_the_distribution() -> None:
     """A user who follows a message must not install the other project."""
     wrong = re.compile(
         r"pip install '?+(?!robots-gatekeeper\b|\.|--group|-)|(?<!robots-)gatekeeper\["
@@ -154,7 +154,7 @@ def test_t18_every_runtime_dependency_has_a_lower_bound(project: dict[str, Any])
     assert [one for one in project["dependencies"] if ">=" not in one] == []
 
 
-def test_t18_no_requirement_names_a_place_of_its_own(project: dict[str, Any]) -> None:
+def test_t18_no_requirement_names_a_url(project: dict[str, Any]) -> None:
     """A URL would bypass the index, and the hashes of a lock file."""
     every = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     assert [one for one in every if "@" in one or "://" in one] == []

@@ -13,6 +13,7 @@ from gatekeeper import Config, Gatekeeper, Lease, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.deadlock import WaitsForItself
 from tests.internet import FakeInternet
+from tests.pacing_support import scopes_of
 
 HOSTS = [f"{letter}.test" for letter in "abcdef"]
 INTERVALS = {"a.test": 0.0, "b.test": 1.0, "c.test": 0.5, "d.test": 2.0, "e.test": 1.0}
@@ -146,7 +147,7 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     assert not waits._for_files
     assert not waits._files
     assert len(waits.holdings) == 0
-    for name, scope in gate.parts.scheduler._memory.scopes.items():
+    for name, scope in scopes_of(gate.parts.scheduler).items():
         assert (name, scope.in_flight, scope.unheaded, scope.queue) == (name, 0, 0, None)
 
 
@@ -166,7 +167,7 @@ def check_intervals(program: Program) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_programs_end_and_leave_nothing(
+async def test_random_programs_of_leases_end_and_leave_no_lease(
     virtual_internet: FakeInternet, seed: int, ordered: bool
 ) -> None:
     net = virtual_internet

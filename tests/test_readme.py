@@ -102,7 +102,7 @@ async def test_the_queue_s_example_closes_what_it_opens(
     ],
     ids=["deferred", "denied", "timeout"],
 )
-async def test_the_loop_asks_again_at_retry_at(
+async def test_the_example_loop_asks_again_at_retry_at(
     example_net: FakeInternet,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -144,7 +144,7 @@ def test_every_command_is_shown_and_exists() -> None:
     assert shown >= {"check", "fetch", "history", "lint", "serve"}
 
 
-def test_every_reason_is_there_in_its_own_words() -> None:
+def test_every_reason_is_listed_with_its_text() -> None:
     rows = 0
     for reason, text in texts_of_reasons().items():
         verdicts, _, meaning = re.sub(r" \((?:RFC|T)[^()]*\d\)", "", text).partition(": ")
@@ -153,7 +153,7 @@ def test_every_reason_is_there_in_its_own_words() -> None:
     assert REASONS.count("| <a id=") == rows
 
 
-def test_the_two_commands_are_one_line_each() -> None:
+def test_the_first_two_commands_are_one_line_each() -> None:
     first, second = (block for block in blocks_of(ROOT / "README.md")[:2])
     assert [first.text.count("\n"), second.text.count("\n")] == [1, 1]
     assert "gatekeeper serve" in first.text

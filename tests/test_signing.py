@@ -301,7 +301,7 @@ async def test_robots_txt_every_hop_and_every_page_is_signed(
     assert len(nonces) == len(asked)
 
 
-async def test_a_plain_session_and_one_of_others_are_signed(
+async def test_requests_of_a_plain_and_of_a_foreign_session_are_signed(
     internet: FakeInternet, key_file: Path
 ) -> None:
     public = read_public(key_file)
@@ -433,7 +433,7 @@ def pem(key: Any, passphrase: bytes | None = None) -> bytes:
     ],
     ids=["empty", "nonsense", "broken", "another kind", "encrypted"],
 )
-def test_what_is_no_key_is_told_without_showing_it(tmp_path: Path, text: bytes) -> None:
+def test_a_file_that_is_no_key_is_refused_without_showing_it(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "key.pem"
     path.write_bytes(text)
     path.chmod(0o600)
@@ -444,12 +444,12 @@ def test_what_is_no_key_is_told_without_showing_it(tmp_path: Path, text: bytes) 
         assert len(line) < 8 or line.decode() not in str(raised.value)
 
 
-def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gatekeeper identity new"):
         read_signing_key(tmp_path / "none.pem")
 
 
-async def test_a_key_is_shown_nowhere(
+async def test_a_private_key_is_never_shown(
     key_file: Path,
     internet: FakeInternet,
     caplog: pytest.LogCaptureFixture,
@@ -588,7 +588,7 @@ def test_a_directory_may_be_made_of_public_keys_alone(
     assert json.loads(capsys.readouterr().out)["keys"] == [read_public(key_file).jwk]
 
 
-def test_the_page_says_who_comes_and_how_to_keep_it_out(
+def test_the_identity_page_says_who_crawls_and_how_to_deny_it(
     tmp_path: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = configured(
@@ -608,7 +608,7 @@ def test_the_page_says_who_comes_and_how_to_keep_it_out(
     assert "src=" not in page
 
 
-def test_the_page_needs_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_identity_page_needs_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["identity", "page", "--config", configured(tmp_path, "")]) == 0
     assert "Its keys" not in capsys.readouterr().out
     assert main(["identity", "directory", "--config", configured(tmp_path, "")]) == 2
@@ -616,7 +616,7 @@ def test_the_page_needs_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("call", [["new"], ["show", "x"], ["new", "x", "-o", "y"], ["burn"]])
-def test_calls_that_make_no_sense_are_refused(call: list[str]) -> None:
+def test_identity_options_that_make_no_sense_are_refused(call: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["identity", *call])
     assert stop.value.code == 2

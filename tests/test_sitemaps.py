@@ -120,14 +120,14 @@ def test_every_format_gives_its_urls(text: str, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("text", [SITEMAP, ATOM, RSS, PLAIN])
-def test_pieces_may_be_cut_anywhere(text: str) -> None:
+def test_a_sitemap_may_be_cut_into_pieces_anywhere(text: str) -> None:
     body = text.encode()
     for octets in (body, gzip.compress(body[:50]) + gzip.compress(body[50:])):
         first, rest = octets[:2], octets[2:]
         assert read(iter([first, *pieces(rest, 1)])) == ([ONE, TWO], [])
 
 
-def test_what_follows_the_gzip_data_is_padding() -> None:
+def test_octets_after_the_gzip_data_are_ignored() -> None:
     assert read(gzip.compress(SITEMAP.encode()) + b"\0" * 99) == ([ONE, TWO], [])
 
 
@@ -176,7 +176,7 @@ def test_relative_urls_are_completed() -> None:
     assert read(index("post-sitemap.xml")) == ([f"{base}dir/post-sitemap.xml"], [])
 
 
-def test_what_lacks_its_scheme_or_is_no_url_is_not_completed() -> None:
+def test_a_url_without_a_scheme_and_text_that_is_no_url_are_not_completed() -> None:
     text = urlset(
         "www.x.test/d", "www.x.test", "x.test/a", "", "a page", "ftp://x.test/", "http:///"
     )
@@ -202,7 +202,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_comes_before_an_error_is_given(name: str) -> None:
+def test_entries_before_an_error_are_given(name: str) -> None:
     body, code = BROKEN[name]
     found, codes = read(body)
     assert found[:1] == [ONE]
@@ -223,7 +223,7 @@ def test_a_finding_names_the_line() -> None:
     "body",
     [b"", b"  \n", b"<html><body>Sorry</body></html>", b"Not found", b"\x89PNG\r\n", b"\x00" * 99],
 )
-def test_what_is_no_sitemap_gives_nothing(body: bytes) -> None:
+def test_a_file_that_is_no_sitemap_gives_no_entries(body: bytes) -> None:
     found, codes = read(body)
     assert not found
     assert {"not-a-sitemap", "broken-xml"} & set(codes)
@@ -244,7 +244,7 @@ LAUGHS = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(9))
         '<!ENTITY % p SYSTEM "http://127.0.0.1/"> %p;',
         f'<!ATTLIST url a CDATA "{"a" * 60_000}">',
     ],
-    ids=["laughs", "file", "parameter", "attributes"],
+    ids=["billion laughs", "file", "parameter", "attributes"],
 )
 def test_declarations_are_refused(subset: str) -> None:
     body = f"<!DOCTYPE urlset [{subset}]>" + SITEMAP.partition("?>")[2]
@@ -291,7 +291,7 @@ def test_a_file_without_end_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert read(endless(start, again, packed=False))[1][-1] == code
 
 
-def test_as_many_names_as_elements_are_refused() -> None:
+def test_a_sitemap_with_too_many_different_names_is_refused() -> None:
     """Expat keeps every name, so 50 MB of different ones would take half a gigabyte."""
     body = b"<urlset>" + b"".join(b"<a%x/>" % number for number in range(100_000))
     assert read(body) == ([], ["too-large"])
@@ -375,7 +375,7 @@ def test_a_date_means_a_span_of_time(text: str, start: str, end: str) -> None:
         "Fri, 31 Dec 9999 23:59:59 -1200",
     ],
 )
-def test_what_is_no_date_is_none(text: str) -> None:
+def test_text_that_is_no_date_is_none(text: str) -> None:
     assert parse_modified(text) is None
 
 
@@ -446,7 +446,7 @@ async def test_entries_come_in_order_with_their_source(net: FakeInternet) -> Non
     assert {request.headers["User-Agent"] for request in site.requests} == {AGENT}
 
 
-async def test_each_file_waits_for_its_hosts_turn(net: FakeInternet) -> None:
+async def test_each_sitemap_file_takes_a_lease_of_its_host(net: FakeInternet) -> None:
     site = listing(net, "a.test", "/1.txt", "/2.txt", "/3.txt")
     site.otherwise(Page("http://a.test/p"))
     assert len((await walk(net, "http://a.test", pacing={"default_interval": 5.0})).urls) == 3
@@ -495,7 +495,7 @@ async def test_no_file_leads_to_a_private_address(net: FakeInternet) -> None:
     assert "/4.xml" not in site.paths
 
 
-async def test_the_usual_place_is_only_guessed_if_asked_for(net: FakeInternet) -> None:
+async def test_sitemap_xml_is_only_guessed_on_demand(net: FakeInternet) -> None:
     site = net.site("a.test").page("/sitemap.xml", urlset("http://a.test/p"))
     found = await walk(net, "http://a.test")
     assert (found.urls, found.codes, found.complete) == ([], ["no-sitemap"], True)
@@ -594,7 +594,7 @@ async def test_long_names_of_files_are_bounded(net: FakeInternet, monkeypatch: A
     assert found.codes == ["too-many-files"]
 
 
-def test_the_bounds_are_those_of_the_protocol() -> None:
+def test_the_bounds_on_sitemaps_are_those_of_the_protocol() -> None:
     assert (MAX_ENTRIES, MAX_FILES, MAX_OCTETS) == (50_000, 50_000, 50 * MIB)
 
 
@@ -685,7 +685,7 @@ async def test_an_abandoned_call_leaves_nothing_behind(net: FakeInternet) -> Non
     await net.drive(run())
 
 
-async def test_a_task_that_holds_the_host_is_told(net: FakeInternet) -> None:
+async def test_a_task_that_holds_the_host_gets_lease_timeout(net: FakeInternet) -> None:
     listing(net, "a.test", "/1.txt").page("/1.txt", ONE)
 
     async def run() -> None:
@@ -696,7 +696,7 @@ async def test_a_task_that_holds_the_host_is_told(net: FakeInternet) -> None:
     await net.drive(run())
 
 
-async def test_mistakes_are_named(net: FakeInternet) -> None:
+async def test_wrong_arguments_of_sitemaps_are_named(net: FakeInternet) -> None:
     gate = await gate_on(net)
     for wrong in ({"since": datetime(2026, 1, 1)}, {"since": "2026"}, {"max_entries": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

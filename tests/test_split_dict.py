@@ -87,7 +87,7 @@ def test_no_part_is_larger_than_what_may_be_moved_at_once() -> None:
     assert sum(map(sys.getsizeof, split.parts)) < 40_000 * 40
 
 
-def test_a_small_one_keeps_the_order_in_which_keys_came() -> None:
+def test_a_small_split_dict_keeps_the_order_of_insertion() -> None:
     split = SplitDict[int, None]()
     for number in range(PART_LIMIT, 0, -1):
         split[number] = None
@@ -95,7 +95,7 @@ def test_a_small_one_keeps_the_order_in_which_keys_came() -> None:
     assert split.oldest() == [*range(PART_LIMIT, PART_LIMIT - PART_LIMIT // 64 - 2, -1)]
 
 
-def test_the_oldest_of_all_parts_are_come_to() -> None:
+def test_repeated_oldest_reaches_every_part() -> None:
     split = SplitDict[int, None]()
     for number in range(4 * PART_LIMIT):
         split[number] = None
@@ -127,7 +127,7 @@ def test_keys_of_one_hash_are_kept_in_one_part() -> None:
     assert len(split.parts) <= 11
 
 
-def test_to_clear_it_looks_at_no_key() -> None:
+def test_clearing_a_split_dict_hashes_no_key() -> None:
     """A reload of the guard does so in the loop, with 50,000 verdicts in it."""
 
     class Key(str):

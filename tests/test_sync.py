@@ -29,11 +29,11 @@ from gatekeeper import (
 )
 from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.sync import SyncLease
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Hold, Page
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 Made = Callable[..., Any]
@@ -51,7 +51,7 @@ def made(request: pytest.FixtureRequest, sidecar_on: Any) -> Made:
     return make
 
 
-async def test_questions_are_answered(internet: FakeInternet, made: Made) -> None:
+async def test_a_sync_gate_answers_questions(internet: FakeInternet, made: Made) -> None:
     internet.site("a.test").robots(DENYING)
     internet.site("b.test").robots(Page("", status=503))
 
@@ -114,7 +114,9 @@ async def test_sitemaps_are_iterated(internet: FakeInternet, made: Made) -> None
     await asyncio.to_thread(ask, await made(internet))
 
 
-async def test_leases_are_refused_as_everywhere(internet: FakeInternet, made: Made) -> None:
+async def test_a_denied_and_a_deferred_lease_raise_their_errors(
+    internet: FakeInternet, made: Made
+) -> None:
     internet.site("a.test").robots(DENYING)
     internet.site("b.test").robots(Page("", status=503))
 
@@ -179,7 +181,9 @@ def someone_waits(gate: Any) -> bool:
     return bool(gate.stats().requests > 1)  # the second one asks
 
 
-async def test_who_waits_is_let_go_when_the_gate_closes(internet: FakeInternet, made: Made) -> None:
+async def test_a_waiting_thread_is_released_when_the_gate_closes(
+    internet: FakeInternet, made: Made
+) -> None:
     internet.site("a.test").robots("")
     gate = await made(internet)
     held = await asyncio.to_thread(gate.acquire, "http://a.test/1", owned=False)
@@ -312,7 +316,7 @@ def test_a_dropped_gate_ends_its_thread() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
+def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
     done = run(
         "gate.allowed('http://a.example/')\n"
         "sys.stdout.flush()\n"
@@ -353,7 +357,7 @@ def test_an_interruption_right_after_a_call_is_posted_leaves_no_lease() -> None:
     assert (done.stdout, done.stderr) == ("interrupted\nended\n", "")
 
 
-def test_an_interrupted_thread_leaves_the_turn_to_the_next() -> None:
+def test_an_interrupted_thread_leaves_the_lease_to_the_next() -> None:
     done = run(
         "held = gate.acquire('http://a.example/1', owned=False)\n"
         "def interrupt():\n"

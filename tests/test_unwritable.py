@@ -1,4 +1,4 @@
-"""While the state file takes nothing: no turn whose clock would have to be kept, by any way."""
+"""While the state file takes nothing: no lease whose clock would have to be stored, by any way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def full_disk() -> Iterator[None]:
 
 
 @contextmanager
-def spared_room_alone() -> Iterator[None]:
+def reserved_room_only() -> Iterator[None]:
     """No journal takes a line but of what can't be refused, in the room held back for that."""
 
     def refuse(*_: object) -> float:
@@ -118,7 +118,7 @@ async def refused(work: Awaitable[None]) -> Decision:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_turn_is_given_that_could_not_be_kept_and_it_goes_on_by_itself(
+async def test_no_lease_is_granted_on_a_full_disk_and_leases_resume_with_room(
     virtual_internet: FakeInternet, tmp_path: Path, way: str
 ) -> None:
     ask = WAYS[way]
@@ -143,12 +143,12 @@ async def test_no_turn_is_given_that_could_not_be_kept_and_it_goes_on_by_itself(
     await virtual_internet.drive(run())
 
 
-async def test_while_a_block_finds_room_hosts_go_on_whose_clocks_need_not_be_kept(
+async def test_on_a_nearly_full_disk_only_hosts_whose_clocks_must_be_stored_are_refused(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     async def run() -> None:
         async with scene(virtual_internet, tmp_path) as it:
-            with spared_room_alone():
+            with reserved_room_only():
                 for _ in range(3):
                     await refused(it.lease(SLOW))
                     await it.lease(QUICK)
@@ -171,7 +171,7 @@ def journaled(path: Path) -> list[ClockRecord]:
     return found
 
 
-async def test_nothing_is_asked_once_the_disk_was_found_to_take_nothing(
+async def test_no_request_is_sent_once_the_disk_was_found_full(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     """Another's promise met it: hosts that never need the journal stop as well."""
@@ -190,7 +190,7 @@ async def test_nothing_is_asked_once_the_disk_was_found_to_take_nothing(
     await virtual_internet.drive(run())
 
 
-async def test_a_polite_session_is_told_as_well(
+async def test_a_polite_session_on_a_full_disk_raises_storage_error(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     net = virtual_internet
@@ -220,14 +220,14 @@ async def test_a_polite_session_is_told_as_well(
     await net.drive(run())
 
 
-async def test_a_queue_brings_the_url_when_there_is_room_again(
+async def test_a_queue_gives_its_url_when_there_is_room_again(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     async def run() -> None:
         async with scene(virtual_internet, tmp_path) as it, PoliteQueue(it.gate) as queue:
             await queue.put(SLOW)
             await queue.put(QUICK)
-            with spared_room_alone():
+            with reserved_room_only():
                 async with await queue.get() as lease:
                     assert lease.url == QUICK
                 getting = asyncio.create_task(queue.get())
@@ -241,7 +241,7 @@ async def test_a_queue_brings_the_url_when_there_is_room_again(
     await virtual_internet.drive(run())
 
 
-async def test_a_host_of_unknown_pace_is_not_asked_for_it(
+async def test_a_host_of_unknown_interval_is_not_requested_on_a_full_disk(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     """Its answer would start a clock that kill -9 forgets."""
@@ -265,7 +265,7 @@ async def test_a_host_of_unknown_pace_is_not_asked_for_it(
     await virtual_internet.drive(run())
 
 
-async def test_a_robots_txt_whose_turn_starts_a_long_clock_waits(
+async def test_a_robots_txt_request_that_starts_a_long_clock_waits_on_a_full_disk(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -281,7 +281,7 @@ async def test_a_robots_txt_whose_turn_starts_a_long_clock_waits(
     await virtual_internet.drive(run())
 
 
-async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is_room(
+async def test_a_block_by_a_429_holds_and_is_written_when_there_is_room(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -305,7 +305,7 @@ async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is
     await virtual_internet.drive(run())
 
 
-async def test_what_the_operator_says_is_in_force_and_he_is_told(
+async def test_a_pause_that_can_not_be_stored_holds_and_raises_storage_error(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -320,7 +320,7 @@ async def test_what_the_operator_says_is_in_force_and_he_is_told(
     await virtual_internet.drive(run())
 
 
-async def test_with_continue_every_turn_is_given(
+async def test_with_on_failure_continue_every_lease_is_granted(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     async def run() -> None:

@@ -272,7 +272,9 @@ def test_path_is_what_is_sent(written: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("written", "path"), PATHS.items(), ids=ascii)
-def test_split_gives_the_same_path_once_the_authority_is_known(written: str, path: str) -> None:
+def test_split_gives_one_path_before_and_after_the_authority_is_known(
+    written: str, path: str
+) -> None:
     split("http://example.com/")
     assert split(f"http://example.com{written}") == ("http://example.com", path)
 
@@ -383,7 +385,7 @@ def test_credentials_in_a_reference_are_noticed() -> None:
         "http://127.0.0.1/ü",
     ],
 )
-def test_what_is_sent_where_it_says_may_be_sent(text: str) -> None:
+def test_a_url_that_leads_where_it_says_may_be_sent(text: str) -> None:
     for url in (URL(text), URL(text, encoded=True)):
         assert sendable(url) == str(url)
 
@@ -414,7 +416,7 @@ def test_what_is_sent_where_it_says_may_be_sent(text: str) -> None:
     ],
     ids=ascii,
 )
-def test_what_would_be_sent_elsewhere_is_refused(text: str) -> None:
+def test_a_url_that_leads_elsewhere_is_refused(text: str) -> None:
     with pytest.raises(InvalidURL) as caught:
         sendable(URL(text, encoded=True))
     assert "secret" not in str(caught.value)
@@ -512,7 +514,7 @@ _any_text = st.one_of(
 )
 
 
-def test_every_reader_is_tried() -> None:
+def test_every_url_reader_is_tested() -> None:
     here = {name for name, one in vars(urls).items() if _is_of_urls(one)}
     others = {"Target", "not_text", "printable", "make_room"}
     others |= {"without_credentials"}  # of a store
@@ -536,7 +538,7 @@ def _is_of_urls(one: object) -> bool:
 @example("http://[::1]@/", False)
 @example("http://" + "xn--a-ecp." * 90, False)
 @settings(max_examples=of_many(2_000), deadline=None)
-def test_no_text_raises_anything_else(raw: str, known: bool) -> None:
+def test_no_text_raises_anything_but_invalid_url(raw: str, known: bool) -> None:
     if known:
         split("http://a/")
     for name, read in _READERS.items():
@@ -551,7 +553,7 @@ def test_no_text_raises_anything_else(raw: str, known: bool) -> None:
 
 @given(st.sampled_from(_BASES), _any_text)
 @settings(max_examples=of_many(1_000), deadline=None)
-def test_no_reference_raises_anything_else(base: Target, reference: str) -> None:
+def test_no_reference_raises_anything_but_invalid_url(base: Target, reference: str) -> None:
     try:
         target = join(base, reference)
     except InvalidURL:
@@ -560,7 +562,7 @@ def test_no_reference_raises_anything_else(base: Target, reference: str) -> None
 
 
 @pytest.mark.parametrize("given", [None, 1, b"http://a/", URL("http://a/")])
-def test_what_is_no_text_is_told_as_a_mistake(given: Any) -> None:
+def test_a_url_that_is_no_text_raises_type_error(given: Any) -> None:
     for read in (parse, split, split_ordinary):
         with pytest.raises(TypeError, match="url must be str"):
             read(given)
@@ -617,7 +619,7 @@ def _fast(raw: str) -> tuple[str, str] | str:
 @example(["http://b@a/", "http://b@a/c"])
 @example(["https://example.com/", "https://example.com/" + "a" * MAX_URL])
 @settings(max_examples=of_many(500), deadline=None)
-def test_both_roads_lead_to_the_same_answer(raws: list[str]) -> None:
+def test_the_fast_path_reads_urls_like_the_full_parser(raws: list[str]) -> None:
     urls._seen.clear()
     for _ in range(2):  # the second time every authority is known
         for raw in raws:
@@ -642,7 +644,7 @@ _labels = st.one_of(
 @example("http", "1.2.3.4.", "", "/")
 @example("https", "_dmarc.example-1.com", ":0443", "/a")
 @settings(max_examples=of_many(1_000), deadline=None)
-def test_an_authority_met_for_the_first_time_reads_as_on_the_long_road(
+def test_an_unknown_authority_is_read_like_the_full_parser_reads_it(
     scheme: str, host: str, port: str, path: str
 ) -> None:
     raw = f"{scheme}://{host}{port}{path}"
@@ -654,7 +656,7 @@ def test_an_authority_met_for_the_first_time_reads_as_on_the_long_road(
 
 @given(_hostile)
 @settings(max_examples=of_many(500), deadline=None)
-def test_what_was_read_reads_the_same_again(raw: str) -> None:
+def test_a_normal_form_is_read_as_itself(raw: str) -> None:
     try:
         target = parse(raw)
     except InvalidURL:
@@ -696,7 +698,7 @@ def test_yarl_sends_the_path_as_it_was_judged(raw: str) -> None:
         "http://OTHER.example/",
     ],
 )
-def test_the_short_road_is_for_ordinary_text_alone(raw: str) -> None:
+def test_the_fast_path_reads_only_ordinary_text(raw: str) -> None:
     split("http://example.com/")
     if raw != "http://OTHER.example/":
         split(raw)
@@ -708,13 +710,13 @@ def test_an_authority_of_ordinary_spelling_need_not_be_known() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/a/b.html?c=d&e", "/%C3%BC", "/a/.b", "/" + "a" * 999])
-def test_the_short_road_is_taken_for_ordinary_text(path: str) -> None:
+def test_ordinary_text_takes_the_fast_path(path: str) -> None:
     split("https://example.com/")
     assert split_ordinary("https://example.com" + path) == ("https://example.com", path)
 
 
 @pytest.mark.parametrize("path", ["/a/./b", "/a/..", "/..?x", "/%2e/a"])
-def test_the_short_road_is_not_taken_round_a_dot_segment(path: str) -> None:
+def test_a_dot_segment_does_not_take_the_fast_path(path: str) -> None:
     split("https://example.com/")
     assert split_ordinary("https://example.com" + path) is None
 
@@ -743,7 +745,7 @@ _hosts = st.one_of(
 
 @given(_hosts, st.sampled_from(["", ":", ":80", ":8080", ":0"]))
 @settings(max_examples=of_many(1_000), deadline=None)
-def test_a_host_that_both_read_is_the_same_host(host: str, port: str) -> None:
+def test_a_host_read_by_both_parsers_is_equal(host: str, port: str) -> None:
     raw = f"http://{host}{port}/"
     try:
         ours = parse(raw)
@@ -769,7 +771,7 @@ _path_text = st.lists(
 
 @given(_path_text)
 @settings(max_examples=of_many(500), deadline=None)
-def test_a_path_means_what_the_whatwg_says(text: str) -> None:
+def test_a_path_is_normalised_as_the_whatwg_says(text: str) -> None:
     assume(not text.endswith(" "))
     raw = f"http://example.com/{text}"
     theirs = ada_url.URL(raw)

@@ -53,7 +53,7 @@ async def test_a_question_about_another_origin_of_a_held_host_is_deferred(
 
 
 @pytest.mark.parametrize("method", ["refresh", "robots", "policy", "source"])
-async def test_what_must_ask_says_at_once_that_it_would_wait(
+async def test_a_call_that_must_fetch_raises_lease_timeout_at_once(
     virtual_internet: FakeInternet, make_gate: MakeGate, method: str
 ) -> None:
     net = virtual_internet
@@ -69,7 +69,7 @@ async def test_what_must_ask_says_at_once_that_it_would_wait(
     await net.drive(ask())
 
 
-async def test_a_second_lease_behind_the_head_of_the_first_is_refused(
+async def test_a_second_slot_that_waits_for_the_own_response_head_is_refused(
     virtual_internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     net = virtual_internet
@@ -90,7 +90,7 @@ async def test_a_second_lease_behind_the_head_of_the_first_is_refused(
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_hosts_of_a_group_with_one_slot_are_one(
+async def test_a_lease_of_a_group_with_one_slot_refuses_its_other_hosts(
     virtual_internet: FakeInternet, make_gate: MakeGate, known: bool
 ) -> None:
     net = virtual_internet
@@ -113,7 +113,7 @@ async def test_hosts_of_a_group_with_one_slot_are_one(
     await net.drive(ask())
 
 
-async def test_a_lease_whose_time_is_over_is_nobodys(
+async def test_an_expired_lease_refuses_nobody(
     virtual_internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     net = virtual_internet
@@ -130,7 +130,7 @@ async def test_a_lease_whose_time_is_over_is_nobodys(
     await net.drive(ask())
 
 
-async def test_leases_that_ended_by_themselves_are_forgotten(
+async def test_leases_that_expired_are_forgotten(
     virtual_internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     net = virtual_internet

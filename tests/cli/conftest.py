@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The output folder of a crawl, which does not exist yet."""
-    return tmp_path / "pages"
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ async def test_check_says_verdict_line_and_timing(
     assert "Crawl-delay: 7 s" in out
 
 
-async def test_check_exits_0_when_all_are_welcome(
+async def test_check_exits_0_when_all_urls_are_allowed(
     site: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await command("check", f"{site}/a", f"{site}/b") == 0
@@ -106,7 +106,7 @@ async def test_check_of_a_line_that_is_not_utf_8_answers_the_others(
 
 
 @pytest.mark.parametrize("name", ["check", "lint", "fetch"])
-def test_a_standard_input_that_is_closed_is_one_line(
+def test_a_closed_standard_input_is_an_error_of_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
@@ -115,21 +115,25 @@ def test_a_standard_input_that_is_closed_is_one_line(
 
 
 @pytest.mark.parametrize("name", ["check", "lint"])
-def test_who_says_no_name_is_told_how(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_without_a_user_agent_warns_once_how_to_set_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     main([name, "http://127.0.0.1/"])
 
     told = [line for line in capsys.readouterr().err.splitlines() if "no identity is set" in line]
     assert len(told) == 1
 
 
-def test_a_name_that_is_cut_short_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_agent_whose_token_is_cut_short_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["check", "http://127.0.0.1/", "--user-agent", "my bot"])
 
     assert "user agent 'my bot': rules are selected for 'my'\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("call", [["check"], ["lint"], ["history"]])
-def test_a_host_without_a_scheme_is_asked_back(
+def test_a_host_without_a_scheme_is_refused_with_a_suggested_url(
     call: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*call, "example.org/x", "--user-agent", "examplebot"]) == 2
@@ -201,14 +205,16 @@ def test_lint_reads_stdin(
     assert "stdin:1:" in capsys.readouterr().out
 
 
-def test_lint_speaks_of_no_line_where_there_is_none(
+def test_lint_names_no_line_for_a_finding_about_the_whole_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert linted(tmp_path, "") == 0
     assert "robots.txt: info: " in capsys.readouterr().out
 
 
-def test_lint_counts_one_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_counts_a_single_finding_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     linted(tmp_path, "User-agent: *\nDisalow: /x\nDisallow: /y\n")
     assert capsys.readouterr().out.endswith("robots.txt: 1 finding, 1 error\n")
 
@@ -235,7 +241,7 @@ async def test_lint_of_a_host_that_is_down_says_so(
     assert "can't be fetched (connect_failed)" in capsys.readouterr().err
 
 
-async def test_lint_reads_the_file_whatever_the_operator_says_of_the_host(
+async def test_lint_reads_the_file_of_a_host_that_the_configuration_denies(
     site: str, tmp_path: Path, internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     internet.site("127.0.0.1").on("/robots.txt", Page(status=404))
@@ -261,7 +267,9 @@ def test_config_show_names_the_source(capsys: pytest.CaptureFixture[str]) -> Non
     assert values["server.port"] == {"value": 8750, "source": "default"}
 
 
-def test_config_show_reads_as_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_toml_with_sources_as_comments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["config", "show", "--user-agent", "somebot"])
     out = capsys.readouterr().out
 
@@ -269,7 +277,7 @@ def test_config_show_reads_as_a_file(capsys: pytest.CaptureFixture[str]) -> None
     assert "[pacing]\ndefault_interval = 1.0\n" in out
 
 
-def test_config_show_says_what_follows_from_what_is_not_set(
+def test_config_show_says_what_unset_settings_lead_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
@@ -282,7 +290,9 @@ def test_config_show_says_what_follows_from_what_is_not_set(
     assert f"path = (not set)    # nothing is stored, except by `gatekeeper serve`: {path}\n" in out
 
 
-def test_config_show_says_which_rules_a_name_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_says_which_product_token_selects_rules(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["config", "show", "--user-agent", "Mozilla/5.0 (compatible; examplebot/1.0)"])
     assert "flag --user-agent; rules are selected for examplebot\n" in capsys.readouterr().out
 
@@ -315,7 +325,9 @@ def test_the_example_configuration_passes_its_own_check() -> None:
     assert main(["config", "check", "--config", str(example)]) == 0
 
 
-def test_healthcheck_of_nobody_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthcheck_without_a_listening_service_exits_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["healthcheck", "--socket", "/nowhere.sock"]) == 1
     assert "no answer from unix:/nowhere.sock" in capsys.readouterr().out
 
@@ -351,9 +363,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("arguments", [["help"], ["help", "check"]])
-def test_help_is_a_command_as_well(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_a_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 0
@@ -361,7 +371,7 @@ def test_help_is_a_command_as_well(
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["check"], ["serve", "--port", "x"]])
-def test_a_wrong_call_exits_2(arguments: list[str], capsys: Any) -> None:
+def test_wrong_arguments_exit_2(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
@@ -419,7 +429,7 @@ def on_ascii(monkeypatch: pytest.MonkeyPatch) -> Ascii:
     return stream
 
 
-def test_lint_says_everything_on_an_ascii_terminal(
+def test_lint_escapes_non_ascii_text_on_an_ascii_terminal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ascii_out = on_ascii(monkeypatch)
@@ -430,7 +440,7 @@ def test_lint_says_everything_on_an_ascii_terminal(
     assert "\\u4e2d" in ascii_out.text
 
 
-async def test_every_command_speaks_on_an_ascii_terminal(
+async def test_every_command_works_on_an_ascii_terminal(
     internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ascii_out = on_ascii(monkeypatch)
@@ -461,7 +471,7 @@ async def test_every_command_speaks_on_an_ascii_terminal(
                 json.loads(said)
 
 
-def test_json_is_told_whole_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_output_is_ascii_and_loses_no_character(monkeypatch: pytest.MonkeyPatch) -> None:
     ascii_out = on_ascii(monkeypatch)
     print(json_text({"text": '\u4e2d\U0001f600"\u00e9'}))
     assert ascii_out.text.isascii()
@@ -484,7 +494,7 @@ class Terminal(io.StringIO):
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
     ],
 )
-def test_colours_are_for_terminals(
+def test_colours_are_written_to_terminals_only(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
@@ -513,7 +523,7 @@ async def test_check_colours_its_verdicts(
     assert f"\x1b[32mallow \x1b[0m {site}/" in out
 
 
-def test_warnings_on_a_terminal_have_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_on_a_terminal_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     root, stream = logging.getLogger(), Terminal()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
@@ -557,7 +567,7 @@ needs_a_shell = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the s
         ("gatekeeper config show --json >/dev/full", "gatekeeper config: No space left on dev"),
     ],
 )
-def test_a_disk_that_takes_no_output_is_told_in_one_line(
+def test_output_to_a_full_disk_is_an_error_of_one_line(
     line: str, said: str, tmp_path: Path
 ) -> None:
     done = shell(line, tmp_path)
@@ -567,7 +577,7 @@ def test_a_disk_that_takes_no_output_is_told_in_one_line(
 
 @needs_a_shell
 @pytest.mark.parametrize("what", ["lint robots.txt", "--help"])
-def test_a_reader_that_has_gone_is_told_nothing(what: str, tmp_path: Path) -> None:
+def test_a_closed_output_pipe_ends_the_command_without_a_message(what: str, tmp_path: Path) -> None:
     gone = f"{{ gatekeeper {what}; echo $? >&3; }} 3>code | true; cat code"
     done = shell(gone, tmp_path)
     assert (done.stdout, done.stderr) == ("141\n", "")
@@ -582,7 +592,9 @@ def test_a_reader_that_has_gone_is_told_nothing(what: str, tmp_path: Path) -> No
         ("gatekeeper fetch https://127.0.0.1/ <&- >&- 2>&-", 1, ""),
     ],
 )
-def test_closed_streams_lead_nowhere(line: str, code: int, told: str, tmp_path: Path) -> None:
+def test_closed_standard_streams_cause_no_error_message(
+    line: str, code: int, told: str, tmp_path: Path
+) -> None:
     done = shell(line, tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(told)

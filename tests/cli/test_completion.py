@@ -91,14 +91,14 @@ def test_bash_completes_commands_options_choices_and_files(
     assert completed(bash, *words) == offered
 
 
-def test_an_unknown_shell_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--completion", "cmd"])
     assert ended.value.code == 2
     assert "choose from" in capsys.readouterr().err
 
 
-def test_without_the_extra_one_line_says_what_is_needed() -> None:
+def test_completion_without_its_extra_is_an_error_of_one_line() -> None:
     code = "import sys; sys.modules['shtab'] = None\nfrom gatekeeper.cli import main\n"
     code += "sys.exit(main(['--completion', 'bash']))"
     done = subprocess.run(

@@ -68,7 +68,7 @@ def test_the_versions_are_listed(state: Path, capsys: pytest.CaptureFixture[str]
     assert lines[3].endswith("no_file 404  no file")
 
 
-def test_the_text_of_a_moment_is_printed_octet_for_octet(
+def test_the_text_at_a_time_is_printed_octet_for_octet(
     state: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert call("https://a.example", "--at", "2026-11-05") == 0
@@ -78,7 +78,7 @@ def test_the_text_of_a_moment_is_printed_octet_for_octet(
     assert b"not asked again" not in captured.err
 
 
-def test_what_was_only_last_known_is_said_to_be(
+def test_a_version_not_confirmed_after_the_asked_time_is_marked_so(
     state: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert call("https://a.example", "--at", "2026-11-03T00:00:00+01:00") == 0
@@ -87,14 +87,16 @@ def test_what_was_only_last_known_is_said_to_be(
     assert b"(not fetched again before that time)" in captured.err
 
 
-def test_an_absence_is_an_answer(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_at_which_there_was_no_file_exits_0_and_says_so(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("https://a.example", "--at", "2026-11-20T00:00:00Z") == 0
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "no file" in captured.err
 
 
-def test_before_the_first_sighting_nothing_is_known(
+def test_a_time_before_the_first_sighting_exits_1(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("https://a.example", "--at", "2026-10-01") == 1
@@ -106,7 +108,7 @@ def test_an_unknown_origin_exits_1(state: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "https://b.example: nothing is known\n"
 
 
-def test_the_changes_are_shown_and_steer_no_terminal(
+def test_diff_shows_every_change_with_control_characters_escaped(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("https://a.example", "--diff") == 0
@@ -125,7 +127,9 @@ def test_the_changes_are_shown_and_steer_no_terminal(
     )
 
 
-def test_the_last_change_by_a_moment(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_at_a_time_shows_the_last_change_before_that_time(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("https://a.example", "--diff", "--at", "2026-11-07") == 0
     out = capsys.readouterr().out
     assert out.count("@@ ") == 1
@@ -149,7 +153,9 @@ def test_texts_too_long_to_compare_are_shown_whole(
     assert "@@ -1,2 +1,2 @@\n-User-agent: *\n-Disallow" in capsys.readouterr().out
 
 
-def test_machines_get_everything(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_every_version_with_its_times_outcome_and_size(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("https://a.example", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["origin"] == "https://a.example"
@@ -164,7 +170,7 @@ def test_machines_get_everything(state: Path, capsys: pytest.CaptureFixture[str]
     assert report["versions"][2]["sha256"] is None
 
 
-def test_machines_get_the_text_and_the_change(
+def test_json_at_a_time_has_the_text_and_the_diff(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("https://a.example", "--json", "--diff", "--at", "2026-11-07") == 0
@@ -174,14 +180,14 @@ def test_machines_get_the_text_and_the_change(
     assert "+Disallow: /new" in version["diff"]
 
 
-def test_machines_get_an_empty_list_of_an_unknown_origin(
+def test_json_of_an_unknown_origin_is_an_empty_list(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("https://b.example", "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"origin": "https://b.example", "versions": []}
 
 
-async def test_a_running_gate_is_not_disturbed(
+async def test_history_is_read_while_a_gate_has_the_file_open(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with SqliteStorage(state) as storage:
@@ -199,7 +205,7 @@ async def test_a_running_gate_is_not_disturbed(
         (("https://a.example", "--storage", "memory"), "nothing was stored"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_wrong_call_is_an_error_of_one_line(
     state: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert call(*arguments) == 2
@@ -208,14 +214,14 @@ def test_a_mistake_is_told_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_time_that_is_none_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_that_is_no_time_is_refused(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         call("https://a.example", "--at", "yesterday")
     assert caught.value.code == 2
     assert "'yesterday' is not a time" in capsys.readouterr().err
 
 
-def test_it_runs_as_a_command(state: Path) -> None:
+def test_history_runs_as_a_command(state: Path) -> None:
     run = subprocess.run(
         [
             sys.executable,
@@ -232,7 +238,7 @@ def test_it_runs_as_a_command(state: Path) -> None:
     assert (run.returncode, run.stdout) == (0, OLD)
 
 
-def test_before_anything_is_kept_it_says_what_keeps_it(
+def test_history_without_a_stored_file_says_what_stores_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)

@@ -47,7 +47,9 @@ NUMBERS = {
 
 @pytest.mark.parametrize("text", ["abc", "5s", "", "nan", "1e999", "1.5.0"])
 @pytest.mark.parametrize("option", NUMBERS)
-def test_what_is_no_number_is_told_with_what_is(capsys: Capture, option: str, text: str) -> None:
+def test_an_option_that_is_no_number_is_refused_with_the_allowed_range(
+    capsys: Capture, option: str, text: str
+) -> None:
     command, name = option.split()
     said = refused(capsys, command, f"{name}={text}")
     assert said == f"gatekeeper {command}: error: argument {name}: {text!r}; give {NUMBERS[option]}"
@@ -55,15 +57,13 @@ def test_what_is_no_number_is_told_with_what_is(capsys: Capture, option: str, te
 
 @pytest.mark.parametrize("option", ["top --every", "fetch --timeout", "mcp --wait"])
 @pytest.mark.parametrize("text", ["0", "-1"])
-def test_a_time_is_above_nothing(capsys: Capture, option: str, text: str) -> None:
+def test_an_option_in_seconds_has_to_be_above_0(capsys: Capture, option: str, text: str) -> None:
     command, name = option.split()
     assert refused(capsys, command, f"{name}={text}").endswith("; give a number of seconds above 0")
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant(
-    capsys: Capture, command: str
-) -> None:
+def test_a_misspelt_option_is_refused_with_a_suggestion(capsys: Capture, command: str) -> None:
     needs = {"check": ["http://a.test/"], "lint": ["x"], "test": ["x"], "diff": ["x", "y"]}
     needs |= {"compose": ["x"], "history": ["http://a.test/"]}
     needs |= {"identity": ["show"], "config": ["show"]}
@@ -95,7 +95,7 @@ def test_proxy_needs_a_newer_python_and_an_extra(
 
 
 @pytest.mark.parametrize("port", ["70000", "-1"])
-def test_mcp_takes_a_port_that_there_is(capsys: Capture, port: str) -> None:
+def test_mcp_refuses_a_port_out_of_range(capsys: Capture, port: str) -> None:
     pytest.importorskip("mcp")
     assert f"--http: {port!r}: " in (said := refused(capsys, "mcp", f"--http={port}"))
     assert said.endswith("; give another port")
@@ -120,12 +120,14 @@ def test_mcp_at_a_port_in_use_is_one_line(capsys: Capture) -> None:
         ({"socket": "/tmp/" + "x" * 200}, r"path too long; give a shorter one"),
     ],
 )
-def test_a_place_where_nothing_can_listen(server: dict[str, str], told: str) -> None:
+def test_an_address_that_cannot_be_bound_is_refused_with_the_reason(
+    server: dict[str, str], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         open_sockets(ServerConfig(port=0, **server))
 
 
-def test_a_file_of_tokens_that_is_not_there(capsys: Capture) -> None:
+def test_a_missing_token_file_is_named(capsys: Capture) -> None:
     said = refused(capsys, "serve", "--token-file", "/nowhere/tokens", "--storage", "memory")
     assert (
         "--token-file: /nowhere/tokens: No such file or directory; give a file that holds" in said
@@ -139,14 +141,16 @@ def test_a_file_of_tokens_that_is_not_there(capsys: Capture) -> None:
         (b"user_agent = 'b\xfc'\n", "not UTF-8; save it in UTF-8"),
     ],
 )
-def test_a_configuration_in_another_encoding(tmp_path: Path, text: bytes, told: str) -> None:
+def test_a_configuration_in_another_encoding_is_refused_with_its_name(
+    tmp_path: Path, text: bytes, told: str
+) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=f"x.toml: not valid TOML: {told}"):
         Config.load(path)
 
 
-def test_the_mark_that_some_editors_write_is_no_part_of_a_configuration(tmp_path: Path) -> None:
+def test_a_byte_order_mark_before_a_configuration_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xef\xbb\xbfuser_agent = 'b/1'\n")
     assert Config.load(path).user_agent == "b/1"
@@ -154,7 +158,9 @@ def test_the_mark_that_some_editors_write_is_no_part_of_a_configuration(tmp_path
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["fifo", "dir"])
-def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str) -> None:
+def test_history_refuses_a_storage_path_that_is_no_file(
+    capsys: Capture, tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "x"
     path.mkdir() if kind == "dir" else os.mkfifo(path)
     said = refused(capsys, "history", "https://a.test", "--storage", str(path))
@@ -163,12 +169,16 @@ def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str)
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["leases", "leases.new"])
-def test_a_journal_of_leases_that_is_a_pipe_holds_no_start_up(tmp_path: Path, name: str) -> None:
+def test_a_lease_journal_that_is_a_pipe_is_an_error_and_does_not_hang(
+    tmp_path: Path, name: str
+) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(OSError, match=r"not a regular file|No such device"):
         LeaseJournal(tmp_path / "leases", clock=VirtualClock(), wait=True)
 
 
-def test_healthcheck_says_what_to_look_at(capsys: Capture, tmp_path: Path) -> None:
+def test_a_failed_healthcheck_asks_whether_serve_runs_there(
+    capsys: Capture, tmp_path: Path
+) -> None:
     assert main(["healthcheck", "--socket", str(tmp_path / "s")]) == 1
     assert "; is `gatekeeper serve` running there?" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def test_host_and_port_override_a_socket_of_the_file(file: Any, wired: list[Serv
     ]
 
 
-def test_a_socket_and_a_port_at_once_are_a_mistake(
+def test_a_socket_and_a_port_at_once_are_refused(
     wired: list[ServeOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--socket", "/run/s", "--port", "1"]) == 2
@@ -80,7 +80,7 @@ def test_a_failing_healthcheck_speaks_json_when_asked_to(
     assert told["error"]
 
 
-def test_a_variable_that_is_no_setting_is_named(
+def test_an_environment_variable_that_is_no_setting_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GATEKEEPER_USERAGENT", "examplebot/1.0")
@@ -103,7 +103,7 @@ def test_a_variable_that_is_no_setting_is_named(
         (b'user_agent = "b\xfc"\n', "not valid TOML"),
     ],
 )
-def test_config_check_refuses_what_serve_would(
+def test_config_check_refuses_what_serve_refuses(
     file: Any, capsys: pytest.CaptureFixture[str], text: str | bytes, named: str
 ) -> None:
     assert main(["config", "check", "--config", file(text)]) == 2
@@ -124,7 +124,7 @@ def test_config_check_refuses_what_serve_would(
         ('[storage]\npath = "/nowhere/x"\n', "storage.path: /nowhere/x: there is no directory"),
     ],
 )
-def test_what_is_judged_later_still_names_the_file(
+def test_a_setting_that_is_refused_after_parsing_still_names_the_file(
     file: Any, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
     path = file(text)
@@ -176,7 +176,7 @@ def test_a_state_file_in_use_names_the_flag(
     assert "a file of its own (--storage PATH sets another place)\n" in capsys.readouterr().err
 
 
-def test_a_home_that_can_not_be_written_to_is_told_with_the_flag(
+def test_a_state_directory_that_cannot_be_written_names_the_storage_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -195,7 +195,7 @@ def test_a_home_that_can_not_be_written_to_is_told_with_the_flag(
         (errno.EADDRNOTAVAIL, "--port or server.port changes it"),
     ],
 )
-def test_what_keeps_it_from_listening_is_told_with_its_remedy(
+def test_a_failure_to_listen_is_told_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     def refused(address: tuple[object, ...], *, family: int) -> None:
@@ -208,7 +208,7 @@ def test_what_keeps_it_from_listening_is_told_with_its_remedy(
     assert ("another one" in str(told.value)) is (number == errno.EADDRINUSE)
 
 
-def test_on_windows_it_says_what_it_needs(
+def test_serve_on_windows_says_that_it_needs_linux_or_macos(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delattr(signal, "SIGHUP")

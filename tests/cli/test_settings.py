@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_nothing_said_is_all_defaults() -> None:
+def test_settings_without_any_source_are_the_defaults() -> None:
     settings = Settings.load(None, environ={})
 
     assert settings.config == Config()
@@ -120,25 +120,25 @@ def test_a_wrong_variable_is_told_with_what_it_takes(variable: str, text: str, s
     assert str(refused.value).startswith(f"{variable}: {said}")
 
 
-def test_two_settings_that_clash_name_the_variable() -> None:
+def test_a_variable_that_contradicts_another_setting_is_named() -> None:
     with pytest.raises(ConfigError) as refused:
         Settings.load(None, environ={"GATEKEEPER_CACHE_MIN_TTL": "90000"})
     assert str(refused.value).startswith("GATEKEEPER_CACHE_MIN_TTL=90000 is above cache.max_ttl")
 
 
-def test_the_flag_of_the_state_file_is_named_as_it_is_called() -> None:
+def test_the_source_of_storage_path_is_the_flag_storage() -> None:
     settings = Settings.load(None, environ={}, flags={"storage.path": "/x"})
     assert settings.source("storage.path") == "flag --storage"
 
 
-def test_variables_of_others_are_left_alone() -> None:
+def test_service_variables_of_kubernetes_are_ignored() -> None:
     # Kubernetes sets such variables for a service that is called gatekeeper.
     environ = {"GATEKEEPER_PORT": "tcp://10.0.0.1:8750", "GATEKEEPER_SERVICE_HOST": "10.0.0.1"}
 
     assert Settings.load(None, environ=environ).config == Config()
 
 
-def test_a_variable_that_looks_like_a_setting_and_is_none_is_told() -> None:
+def test_a_variable_that_looks_like_a_setting_and_is_none_is_listed() -> None:
     environ = {"GATEKEEPER_USERAGENT": "bot/1.0", "GATEKEEPER_PORT_8750_TCP": "tcp://10.0.0.1"}
 
     assert Settings.load(None, environ=environ).ignored == ("GATEKEEPER_USERAGENT",)

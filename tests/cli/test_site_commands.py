@@ -73,7 +73,7 @@ def test_lint_takes_files_and_directories(
     assert "single.txt:2: error" in said
 
 
-def test_a_directory_without_any_is_told(
+def test_lint_of_a_directory_without_robots_txt_files_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lint", str(tmp_path)]) == 2
@@ -88,7 +88,7 @@ def test_strict_fails_on_warnings_and_ignore_leaves_out(tmp_path: Path) -> None:
     assert main(["lint", path, "--strict", "--ignore", "html,blank-in-value"]) == 0
 
 
-def test_an_unknown_code_is_told_with_the_one_that_was_meant(
+def test_an_unknown_code_is_refused_with_a_suggestion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = written(tmp_path, a=BAD)
@@ -96,7 +96,7 @@ def test_an_unknown_code_is_told_with_the_one_that_was_meant(
     assert "did you mean blank-in-value?" in capsys.readouterr().err
 
 
-def test_text_shows_the_place_in_the_line(
+def test_lint_as_text_shows_the_column_in_the_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = written(tmp_path, a=f"User-agent: *\nDisallow: /a b\nDisallow: /{'x' * 200}%\n")
@@ -109,7 +109,7 @@ def test_text_shows_the_place_in_the_line(
     assert len(lines[at + 1]) < 110
 
 
-def test_json_has_columns_and_a_line_a_file(
+def test_lint_as_json_has_columns_and_one_line_per_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = written(tmp_path, a=BAD, b="User-agent: *\nDisallow: /\n")
@@ -160,14 +160,14 @@ def test_sarif_is_valid_by_its_schema(tmp_path: Path, capsys: pytest.CaptureFixt
     assert any(uri.endswith("/b%20c.txt") for uri in uris)
 
 
-def test_sarif_of_nothing_found_is_valid(
+def test_sarif_without_findings_is_valid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = written(tmp_path, a="User-agent: *\nDisallow: /\n")
     assert sarif(capsys, path)["runs"][0]["results"] == []
 
 
-def test_fix_writes_the_file_and_tells_what_is_left(
+def test_fix_writes_the_file_and_lists_the_findings_that_remain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = written(tmp_path, a=BAD)
@@ -193,7 +193,9 @@ def test_diff_shows_what_fix_would_change_and_changes_nothing(
     "call",
     [["--diff"], ["--fix", "-"], ["--fix", "https://a.test/"], ["--json", "--format", "sarif"]],
 )
-def test_calls_that_make_no_sense_are_refused(tmp_path: Path, call: list[str]) -> None:
+def test_lint_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, call: list[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["lint", *call, *written(tmp_path, a=BAD)])
     assert stop.value.code == 2
@@ -212,7 +214,7 @@ def test_a_command_on_files_brings_in_no_http_client(tmp_path: Path, name: str) 
     assert brought_in("from gatekeeper.cli import main", *HEAVY) == []
 
 
-async def test_a_page_in_place_of_the_file_of_a_site_is_an_error(
+async def test_an_html_page_served_as_robots_txt_is_an_error(
     internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It used to be called a missing file: an application that answers every path was not seen."""
@@ -228,7 +230,7 @@ async def test_a_page_in_place_of_the_file_of_a_site_is_an_error(
     assert "there is no file, so everything is allowed" in capsys.readouterr().out
 
 
-async def test_an_encoding_that_is_none_is_told_with_the_file_of_a_site(
+async def test_lint_warns_of_an_unknown_content_encoding(
     internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "User-agent: *\nDisallow: /x\n"
@@ -271,7 +273,9 @@ def test_compose_does_not_write_to_a_fragment(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_compose_prints_utf_8_whatever_the_terminal_speaks(tmp_path: Path, encoding: str) -> None:
+def test_compose_prints_utf_8_whatever_the_encoding_of_the_terminal(
+    tmp_path: Path, encoding: str
+) -> None:
     """A file that was redirected from stdout had other characters than the fragments."""
     (one,) = written(tmp_path, a="User-agent: *\nDisallow: /caf\u00e9\n")
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -280,7 +284,7 @@ def test_compose_prints_utf_8_whatever_the_terminal_speaks(tmp_path: Path, encod
     assert b"Disallow: /caf\xc3\xa9\n" in printed
 
 
-def test_what_can_not_be_written_is_named_as_it_was_given(
+def test_an_output_file_that_cannot_be_written_is_named_as_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (one,) = written(tmp_path, a="User-agent: *\nDisallow: /x\n")
@@ -290,7 +294,7 @@ def test_what_can_not_be_written_is_named_as_it_was_given(
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no /dev/zero")
-def test_a_file_without_an_end_is_none(
+def test_input_beyond_the_size_limit_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_MAX_BYTES", 1 << 20)
@@ -324,7 +328,9 @@ def test_compose_with_a_conflict_writes_nothing(
 # --- diff ------------------------------------------------------------------------------------
 
 
-def test_diff_names_both_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_names_the_deciding_line_of_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old, new = written(
         tmp_path,
         old="User-agent: *\nDisallow: /a\n",
@@ -378,7 +384,7 @@ def test_diff_judges_given_urls(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["complete"] is True
 
 
-async def test_diff_compares_a_file_with_what_a_site_has(
+async def test_diff_compares_a_file_with_the_file_of_a_site(
     site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (new,) = written(tmp_path, new="User-agent: *\nDisallow: /private\nDisallow: /b\n")
@@ -395,7 +401,9 @@ def cases(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_cases_that_hold_exit_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_with_cases_that_hold_exits_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (robots,) = written(tmp_path, r="User-agent: bot\nDisallow: /a\n\nUser-agent: *\nDisallow: /\n")
     expect = cases(
         tmp_path,
@@ -407,7 +415,7 @@ def test_cases_that_hold_exit_0(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == f"{robots}: 3 cases, all as expected\n"
 
 
-def test_cases_that_do_not_hold_are_a_table(
+def test_cases_that_fail_are_printed_as_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (robots,) = written(tmp_path, r="User-agent: *\nDisallow: /a\n")
@@ -435,7 +443,7 @@ def test_cases_that_do_not_hold_are_a_table(
         '[[case]]\nurl = "nonsense"\nallowed = true\n',
     ],
 )
-def test_a_file_of_cases_that_is_none_is_one_line(
+def test_a_bad_file_of_cases_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (robots,) = written(tmp_path, r="User-agent: *\nDisallow: /a\n")
@@ -455,12 +463,12 @@ def test_standard_input_can_not_be_both_the_file_and_the_cases(
     assert "standard input can be read only once" in capsys.readouterr().err
 
 
-def test_nothing_to_expect_is_a_mistake_in_the_call(tmp_path: Path) -> None:
+def test_test_without_expectations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["test", *written(tmp_path, r="")])
 
 
-async def test_a_case_of_another_host_is_told(
+async def test_a_case_of_another_host_is_refused(
     site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect = cases(tmp_path, '[[case]]\nurl = "https://other.test/a"\nallowed = true\n')
@@ -473,7 +481,7 @@ def sitemap(*urls: str) -> str:
     return f'<?xml version="1.0"?><urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{items}</urlset>'
 
 
-def test_urls_of_a_sitemap_must_be_allowed(
+def test_test_fails_when_a_url_of_the_sitemap_is_denied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     robots, pages = written(
@@ -522,7 +530,7 @@ def test_a_sitemap_may_be_a_list_or_gzipped(tmp_path: Path) -> None:
     ],
     ids=["cut", "gzip", "relative", "page", "empty"],
 )
-def test_what_is_no_sitemap_is_refused(
+def test_a_file_that_is_no_sitemap_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
 ) -> None:
     (robots,) = written(tmp_path, r="User-agent: *\nDisallow: /a\n")
@@ -549,7 +557,7 @@ def test_the_fields_of_the_output_for_machines_are_documented() -> None:
 SPIKED = "User-agent: *\nDisallow: /a\u009b31m\u202eb\n"
 
 
-def test_text_of_a_site_does_not_steer_the_terminal(
+def test_control_characters_of_a_site_are_escaped_by_every_site_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {"old": SPIKED, "new": "User-agent: *\nAllow: /a\n", "cases": ""}
@@ -563,7 +571,7 @@ def test_text_of_a_site_does_not_steer_the_terminal(
         assert said.replace("\n", "").isprintable()
 
 
-async def test_check_does_not_let_a_site_steer_the_terminal(
+async def test_check_escapes_control_characters_of_a_site(
     internet: FakeInternet, site: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     internet.site("127.0.0.1").robots(SPIKED)

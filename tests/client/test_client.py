@@ -26,8 +26,9 @@ from gatekeeper import (
 )
 from gatekeeper.client.connection import SidecarConnection, SidecarResponse, problem
 from gatekeeper.sidecar.security import Tokens
-from tests.conformance.ways import World, decided, until
+from tests.conformance.ways import World, decided
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Raw, redirect
+from tests.waiting_support import until
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TOKEN = "s3cr3t" * 8
@@ -71,7 +72,7 @@ async def test_an_answer_may_have_a_long_head(internet: FakeInternet) -> None:
     assert (answer.status, answer.body) == (200, b"ok")
 
 
-async def test_it_fails_closed(world: World) -> None:
+async def test_an_unreachable_sidecar_defers_every_question(world: World) -> None:
     where = f"http://{world.internet.refusing('gone.test')}:{1}"
     gate = await world.client(where)
     decision = await world.drive(gate.check("http://a.test/x"))
@@ -83,7 +84,7 @@ async def test_it_fails_closed(world: World) -> None:
     assert not gate.ready
 
 
-async def test_it_fails_open_where_told_to(world: World) -> None:
+async def test_an_unreachable_sidecar_allows_where_fail_is_open(world: World) -> None:
     gate = await world.client("http://127.0.0.1:1", fail="open", patience=0.0)
     decision = await world.drive(gate.check("http://a.test/x"))
     assert (decision.verdict, decision.reason) == (Verdict.ALLOW, Reason.GATE_UNREACHABLE)
@@ -91,7 +92,9 @@ async def test_it_fails_open_where_told_to(world: World) -> None:
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
-async def test_nobody_invents_a_turn(world: World, fail: str) -> None:
+async def test_an_unreachable_sidecar_gives_no_lease_in_either_fail_mode(
+    world: World, fail: str
+) -> None:
     gate = await world.client("http://127.0.0.1:1", fail=fail)
     with pytest.raises(Deferred) as caught:
         await world.drive(gate.acquire("http://a.test/x"))
@@ -99,20 +102,20 @@ async def test_nobody_invents_a_turn(world: World, fail: str) -> None:
     assert caught.value.retry_at is not None
 
 
-async def test_operators_are_told_plainly(world: World) -> None:
+async def test_an_operator_call_without_a_sidecar_raises_sidecar_error(world: World) -> None:
     gate = await world.client("http://127.0.0.1:1", patience=0.0)
     with pytest.raises(SidecarError, match="unreachable"):
         await world.drive(gate.pause("a.test"))
 
 
-async def test_a_refresh_that_goes_on_is_no_error(world: World) -> None:
+async def test_a_refresh_that_is_answered_202_is_no_error(world: World) -> None:
     body = '{"host":"a.test","state":"busy","next_at":null,"interval":null,"clocks":[]}'
     where = world.scripted("/v1/hosts/a.test/refresh", Page(body, status=202))
     gate = await world.client(where)
     await world.drive(gate.refresh("http://a.test"))
 
 
-async def test_it_waits_for_a_sidecar_that_starts_again(world: World) -> None:
+async def test_a_question_waits_for_a_sidecar_that_restarts(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -126,7 +129,7 @@ async def test_it_waits_for_a_sidecar_that_starts_again(world: World) -> None:
     assert gate.ready
 
 
-async def test_patience_ends_and_is_not_spent_twice(world: World) -> None:
+async def test_patience_is_spent_once_and_later_questions_fail_at_once(world: World) -> None:
     gate = await world.client("http://127.0.0.1:1", patience=10.0)
     await world.drive(gate.check("http://a.test/1"))
     assert 5.0 < world.clock.monotonic() <= 10.0
@@ -135,7 +138,7 @@ async def test_patience_ends_and_is_not_spent_twice(world: World) -> None:
     assert gate.stats().requests == before + 1
 
 
-async def test_an_answer_that_never_comes_is_not_waited_for(world: World) -> None:
+async def test_an_answer_that_never_comes_is_given_up_at_the_timeout(world: World) -> None:
     where = world.scripted("/v1/check", NeverAnswer())
     gate = await world.client(where, timeout=30.0)
     decision = await world.drive(gate.check("http://a.test/1"))
@@ -144,7 +147,7 @@ async def test_an_answer_that_never_comes_is_not_waited_for(world: World) -> Non
     assert world.clock.monotonic() == 30.0
 
 
-async def test_a_busy_sidecar_is_asked_again_when_it_says_so(world: World) -> None:
+async def test_a_busy_sidecar_is_asked_again_after_its_retry_after(world: World) -> None:
     good = msgspec.json.encode({"decisions": [decided(Verdict.ALLOW)]})
     busy = Page("{}", status=503, headers={"Retry-After": "7"})
     where = world.scripted("/v1/check", busy, Page(good))
@@ -166,7 +169,7 @@ async def test_a_busy_sidecar_is_asked_again_when_it_says_so(world: World) -> No
     ],
     ids=lambda value: "" if isinstance(value, type) else str(value.status),
 )
-def test_problems_become_the_gate_s_own_errors(
+def test_problem_documents_become_the_errors_of_the_gate(
     answer: SidecarResponse, kind: type[Exception]
 ) -> None:
     error = problem(answer, "http://a.test/")
@@ -191,14 +194,14 @@ async def test_a_sidecar_that_is_not_there_is_named_with_the_remedy(
     )
 
 
-async def test_without_a_token_the_client_is_told_where_it_goes(world: World) -> None:
+async def test_a_missing_token_is_an_error_that_says_where_it_is_set(world: World) -> None:
     sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
     gate = await world.client(sidecar.where)
     with pytest.raises(SidecarError, match="a bearer token is needed; give RemoteGatekeeper its"):
         await gate.check("http://a.test/")
 
 
-async def test_a_wrong_token_is_told_plainly_and_never_shown(world: World) -> None:
+async def test_a_wrong_token_is_an_error_that_does_not_show_it(world: World) -> None:
     sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
     gate = await world.client(sidecar.where, token=TOKEN)
     for ask in (gate.check, gate.robots, gate.acquire):
@@ -210,7 +213,7 @@ async def test_a_wrong_token_is_told_plainly_and_never_shown(world: World) -> No
     assert TOKEN not in repr(gate)
 
 
-async def test_the_right_token_opens(world: World) -> None:
+async def test_the_right_token_is_accepted(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar(tokens=Tokens((TOKEN.encode(),)))
     gate = await world.client(sidecar.where, token=TOKEN)
@@ -219,7 +222,7 @@ async def test_the_right_token_opens(world: World) -> None:
     lease.end()
 
 
-async def test_each_asker_has_an_error_of_its_own(world: World) -> None:
+async def test_each_caller_gets_an_error_object_of_its_own(world: World) -> None:
     sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
     gate = await world.client(sidecar.where)
     asked = [gate.check(f"http://a.test/{n}") for n in range(3)]
@@ -227,7 +230,7 @@ async def test_each_asker_has_an_error_of_its_own(world: World) -> None:
     assert len({id(error) for error in errors}) == 3
 
 
-async def test_a_redirect_takes_the_token_nowhere(world: World) -> None:
+async def test_a_redirect_does_not_carry_the_token_elsewhere(world: World) -> None:
     other = world.internet.site("other.test")
     where = world.scripted("/v1/check", redirect("http://other.test/v1/check", 307))
     gate = await world.client(where, token=TOKEN)
@@ -240,7 +243,9 @@ async def test_a_redirect_takes_the_token_nowhere(world: World) -> None:
     "body",
     [b"<html>welcome</html>", b'{"decisions":[]}', b'{"decisions":[{"verdict":"perhaps"}]}'],
 )
-async def test_what_is_no_sidecar_is_not_believed(world: World, body: bytes) -> None:
+async def test_an_answer_that_is_not_a_sidecars_raises_sidecar_error(
+    world: World, body: bytes
+) -> None:
     gate = await world.client(world.scripted("/v1/check", Page(body)))
     with pytest.raises(SidecarError, match="unreadable"):
         await world.drive(gate.check("http://a.test/"))
@@ -250,7 +255,7 @@ async def test_what_is_no_sidecar_is_not_believed(world: World, body: bytes) -> 
     "where",
     ["", "127.0.0.1:8750", "ftp://a.test", "http://", "unix:", f"http://me:{TOKEN}@a.test"],
 )
-def test_an_address_that_is_none_is_refused(where: str) -> None:
+def test_a_malformed_sidecar_address_is_refused(where: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RemoteGatekeeper(where)
     assert TOKEN not in str(caught.value)
@@ -272,7 +277,7 @@ def test_a_token_that_no_header_may_have_is_refused_unseen(token: str) -> None:
     assert TOKEN not in str(caught.value)
 
 
-def test_there_are_two_fail_modes() -> None:
+def test_an_unknown_fail_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="closed"):
         RemoteGatekeeper("http://127.0.0.1:8750", fail="soft")  # type: ignore[arg-type]
 
@@ -296,7 +301,7 @@ async def test_a_gate_of_another_event_loop_answers_nothing(name: str) -> None:
             await asyncio.to_thread(asyncio.run, work)
 
 
-async def test_a_gate_is_opened_once(world: World) -> None:
+async def test_a_gate_cannot_be_opened_twice(world: World) -> None:
     gate = RemoteGatekeeper("http://127.0.0.1:1")
     async with gate:
         with pytest.raises(GateClosed):
@@ -305,7 +310,7 @@ async def test_a_gate_is_opened_once(world: World) -> None:
         await gate.__aenter__()
 
 
-async def test_closing_tells_everybody_who_waits(world: World) -> None:
+async def test_closing_a_client_ends_every_waiting_call_with_an_error(world: World) -> None:
     world.internet.site("slow.test").robots(Hold(Page("")))
     sidecar = await world.sidecar()
     gate = RemoteGatekeeper(sidecar.where, clock=world.clock)
@@ -328,7 +333,7 @@ class Text(str):
     __slots__ = ()
 
 
-async def test_a_kind_of_str_is_text_to_both_gates(world: World) -> None:
+async def test_a_subclass_of_str_is_accepted_by_both_gates(world: World) -> None:
     world.internet.site("a.test").robots("User-agent: *\nDisallow: /no")
     sidecar = await world.sidecar()
     near, far = sidecar.service.gate, await world.client(sidecar.where)

@@ -19,8 +19,9 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.client.leases import RemoteLease
-from tests.conformance.ways import World, decided, until
+from tests.conformance.ways import World, decided
 from tests.internet import Hold, NeverAnswer, Page, Stall
+from tests.waiting_support import until
 
 TOKEN = "s3cr3t" * 8
 
@@ -39,7 +40,7 @@ async def test_a_held_lease_is_renewed_in_time(world: World) -> None:
     assert ended == {"reported": 1, "given_back": 0, "expired": 0, "dropped": 0}
 
 
-async def test_a_forgotten_lease_is_not_renewed_for_ever(world: World) -> None:
+async def test_a_lease_that_nobody_ends_is_not_renewed_for_ever(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -78,7 +79,7 @@ async def test_held_leases_need_no_task_each(world: World) -> None:
         lease.end()
 
 
-async def test_what_came_of_it_reaches_the_scheduler(world: World) -> None:
+async def test_a_reported_429_blocks_the_host_in_the_sidecar(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -107,7 +108,7 @@ async def test_a_report_waits_for_the_end_of_the_lease(world: World) -> None:
     await until(lambda: not len(sidecar.service.leases))
 
 
-async def test_measurements_that_are_none_do_not_cost_the_report(world: World) -> None:
+async def test_a_report_with_impossible_measurements_is_still_sent(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -133,7 +134,7 @@ async def test_a_retry_after_without_an_end_blocks_the_host(world: World) -> Non
     assert (await gate.try_acquire("http://a.test/x")).why == "host_blocked"
 
 
-async def test_leaving_tells_the_last_reports(world: World) -> None:
+async def test_closing_a_client_sends_its_last_reports(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     async with RemoteGatekeeper(sidecar.where, clock=world.clock) as gate:
@@ -156,7 +157,7 @@ async def test_a_report_outlives_the_sidecar_s_absence(world: World) -> None:
     assert (gate.stats().untold, gate.stats().dropped, gate.stats().told) == (0, 0, 1)
 
 
-async def test_a_report_nobody_can_take_is_given_up(
+async def test_a_report_that_the_sidecar_does_not_accept_is_given_up(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.internet.site("a.test").robots("")
@@ -171,7 +172,7 @@ async def test_a_report_nobody_can_take_is_given_up(
     assert TOKEN not in caplog.text
 
 
-async def test_who_is_cancelled_in_a_long_poll_leaves_the_connection(world: World) -> None:
+async def test_a_caller_cancelled_in_a_long_poll_keeps_the_connection_usable(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -229,11 +230,11 @@ async def test_no_lease_stays_with_the_sidecar_whenever_its_client_is_cancelled(
         await until(lambda: not len(leases) and not gate._outbox and not gate._tasks)
         if answered == 3:
             break
-    assert answered == 3, "no turn was late enough"
+    assert answered == 3, "no cancellation was late enough"
     assert sidecar.gate.stats().pacing.in_flight == 0
 
 
-async def test_long_polls_are_bounded_here_too(world: World) -> None:
+async def test_long_polls_of_one_client_are_bounded(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where, most_polls=1)
@@ -246,7 +247,7 @@ async def test_long_polls_are_bounded_here_too(world: World) -> None:
     (await first).end()
 
 
-async def test_a_poll_that_ends_is_put_again(world: World) -> None:
+async def test_a_poll_that_ends_without_a_lease_is_repeated(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where, poll=50.0)
@@ -258,7 +259,7 @@ async def test_a_poll_that_ends_is_put_again(world: World) -> None:
     (await world.drive(waiter)).end()
 
 
-async def test_a_lease_is_asked_for_again_when_the_sidecar_starts_again(world: World) -> None:
+async def test_a_lease_is_asked_for_again_after_the_sidecar_restarts(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -272,7 +273,7 @@ async def test_a_lease_is_asked_for_again_when_the_sidecar_starts_again(world: W
     held.end()
 
 
-async def test_two_clients_share_the_host_s_turns(world: World) -> None:
+async def test_two_clients_share_the_pace_of_a_host(world: World) -> None:
     site = world.internet.site("a.test").robots("User-agent: *\nCrawl-delay: 5\n").page("/")
     sidecar = await world.sidecar()
     gates = [await world.client(sidecar.where) for _ in range(2)]
@@ -280,8 +281,8 @@ async def test_two_clients_share_the_host_s_turns(world: World) -> None:
     async def crawl(gate: RemoteGatekeeper) -> None:
         async with world.internet.session() as session:
             for _ in range(4):
-                turn = gate.lease("http://a.test/")
-                async with turn as lease, session.get("http://a.test/") as page:
+                request = gate.lease("http://a.test/")
+                async with request as lease, session.get("http://a.test/") as page:
                     lease.report(status=page.status)
 
     await world.drive(asyncio.gather(*map(crawl, gates)))
@@ -289,7 +290,7 @@ async def test_two_clients_share_the_host_s_turns(world: World) -> None:
     assert min(site.gaps()) >= 5.0
 
 
-async def test_a_caller_s_deadline_holds_though_the_sidecar_is_silent(world: World) -> None:
+async def test_the_timeout_of_a_lease_holds_though_the_sidecar_is_silent(world: World) -> None:
     where = world.scripted("/v1/leases", NeverAnswer())
     gate = await world.client(where)
     began = world.clock.monotonic()
@@ -299,7 +300,7 @@ async def test_a_caller_s_deadline_holds_though_the_sidecar_is_silent(world: Wor
     assert world.clock.monotonic() - began <= 2.0
 
 
-async def test_a_sidecar_that_lets_nobody_wait_so_long_is_polled_more_often(world: World) -> None:
+async def test_polls_are_as_short_as_the_sidecars_max_wait(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar(server={"log_decisions": "none", "max_wait": 20.0})
     gate = await world.client(sidecar.where)
@@ -313,12 +314,12 @@ async def test_a_sidecar_that_lets_nobody_wait_so_long_is_polled_more_often(worl
     assert 3 <= sidecar.count("/v1/leases") <= 5
 
 
-def test_a_queue_says_at_once_that_it_needs_a_gate() -> None:
+def test_a_queue_over_something_that_is_no_gate_is_refused() -> None:
     with pytest.raises(TypeError, match=r"needs a Gatekeeper or a RemoteGatekeeper: str has no"):
         PoliteQueue("http://127.0.0.1:1")  # type: ignore[arg-type]
 
 
-async def test_what_the_sidecar_denies_needs_no_get_before_a_join_ends(world: World) -> None:
+async def test_a_join_ends_though_nobody_gets_the_denied_urls(world: World) -> None:
     world.internet.site("no.test").robots("User-agent: *\nDisallow: /")
     world.internet.site("yes.test").robots("User-agent: *\nDisallow: /no")
     gate = await world.client((await world.sidecar()).where)
@@ -337,7 +338,7 @@ async def test_what_the_sidecar_denies_needs_no_get_before_a_join_ends(world: Wo
         await joining
 
 
-async def test_the_body_of_a_poll_says_what_was_asked(world: World) -> None:
+async def test_the_body_of_a_poll_has_the_arguments_of_the_lease(world: World) -> None:
     where = world.scripted("/v1/leases", Page("{}", status=400))
     gate = await world.client(where, user_agent="mybot/1.0")
     with pytest.raises(SidecarError):
@@ -388,7 +389,7 @@ async def test_a_request_that_aiohttp_unescapes_adopts_its_lease(world: World, p
     assert gate.stats().granted == 1
 
 
-async def test_two_tasks_that_cross_end_by_own_wait(world: World) -> None:
+async def test_two_tasks_that_wait_for_each_others_leases_end_by_own_wait(world: World) -> None:
     for name in ("a.test", "b.test"):
         world.internet.site(name).robots("")
     sidecar = await world.sidecar()
@@ -415,7 +416,9 @@ async def test_two_tasks_that_cross_end_by_own_wait(world: World) -> None:
     assert "/wanted waited 30 s (pacing.own_wait) for http://" in refused[0]
 
 
-async def test_a_child_of_one_that_holds_the_host_is_refused_in_the_end(world: World) -> None:
+async def test_a_child_of_a_task_that_holds_the_host_is_refused_after_own_wait(
+    world: World,
+) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -439,7 +442,7 @@ async def test_a_child_of_one_that_holds_the_host_is_refused_in_the_end(world: W
     assert len(gate._leases.waits) == 0
 
 
-async def test_the_leases_of_two_gates_do_not_stand_in_each_others_way(world: World) -> None:
+async def test_a_lease_of_one_gate_does_not_refuse_a_lease_of_another_gate(world: World) -> None:
     world.internet.site("a.test").robots("")
     first = await world.client((await world.sidecar()).where)
     second = await world.client((await world.sidecar()).where)

@@ -20,7 +20,7 @@ NOON = datetime(2026, 11, 20, 12, 0, 15, tzinfo=UTC)  # 45 seconds of its minute
 DENYING = "User-agent: *\nDisallow: /no\n"
 
 
-async def test_what_is_asked_in_one_turn_travels_together(world: World) -> None:
+async def test_questions_of_one_loop_iteration_are_sent_in_batches(world: World) -> None:
     world.internet.site("a.test").robots(DENYING)
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -32,7 +32,7 @@ async def test_what_is_asked_in_one_turn_travels_together(world: World) -> None:
     assert gate.stats().urls == 2501
 
 
-async def test_what_fits_into_a_batch_is_spread_over_those_that_may_be_under_way(
+async def test_questions_are_spread_over_the_batches_that_may_be_in_flight(
     world: World,
 ) -> None:
     world.internet.site("a.test").robots(DENYING)
@@ -62,7 +62,7 @@ async def test_one_url_is_asked_about_once_at_a_time(world: World) -> None:
     assert gate.stats().urls == 1
 
 
-async def test_a_batch_is_no_longer_than_the_sidecar_takes(world: World) -> None:
+async def test_a_batch_is_no_longer_than_the_limit_of_the_sidecar(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -74,7 +74,7 @@ async def test_a_batch_is_no_longer_than_the_sidecar_takes(world: World) -> None
 @pytest.mark.parametrize(
     "bound", [{"max_batch": 100}, {"max_body": 4000}], ids=["max_batch", "max_body"]
 )
-async def test_a_sidecar_that_takes_less_at_once_is_asked_in_smaller_pieces(
+async def test_a_batch_refused_as_too_long_is_sent_in_smaller_ones(
     world: World, bound: dict[str, int]
 ) -> None:
     world.internet.site("a.test").robots(DENYING)
@@ -95,7 +95,7 @@ async def test_the_length_of_a_batch_is_learnt_once(world: World) -> None:
     assert sidecar.count("/v1/check") == 1 + 3 + 3
 
 
-async def test_what_is_known_does_not_wait_for_what_is_not(world: World) -> None:
+async def test_a_known_origin_does_not_wait_for_an_unknown_one(world: World) -> None:
     hold = Hold(Page(""))
     world.internet.site("slow.test").robots(hold)
     world.internet.site("b.test").robots("")
@@ -110,7 +110,7 @@ async def test_what_is_known_does_not_wait_for_what_is_not(world: World) -> None
     assert await slow
 
 
-async def test_a_slow_origin_takes_one_place_however_often_it_is_asked(world: World) -> None:
+async def test_a_slow_origin_takes_one_batch_however_often_it_is_asked_about(world: World) -> None:
     hold = Hold(Page(""))
     world.internet.site("slow.test").robots(hold)
     sidecar = await world.sidecar()
@@ -125,7 +125,7 @@ async def test_a_slow_origin_takes_one_place_however_often_it_is_asked(world: Wo
     assert sidecar.count("/v1/check") == 2
 
 
-async def test_a_consumer_that_stops_early_leaves_nothing_behind(world: World) -> None:
+async def test_check_many_left_early_cancels_its_remaining_questions(world: World) -> None:
     world.internet.site("slow.test").robots(Hold(Page("")))
     world.internet.site("b.test").robots("")
     sidecar = await world.sidecar()
@@ -151,12 +151,12 @@ def ends(verdict: Verdict, seconds: float) -> Decision:
         pytest.param(
             decided(Verdict.DEFER, retry_at=NOON + timedelta(hours=2)), 7200.0, id="deferred"
         ),
-        pytest.param(decided(Verdict.DEFER), 0.0, id="deferred: nobody knows till when"),
-        pytest.param(decided(Verdict.ALLOW, state=State.OVERRIDE), 5.0, id="the operator's word"),
-        pytest.param(decided(Verdict.DENY, state=None), 5.0, id="the guard's word"),
+        pytest.param(decided(Verdict.DEFER), 0.0, id="deferred: no retry_at"),
+        pytest.param(decided(Verdict.ALLOW, state=State.OVERRIDE), 5.0, id="by the operator"),
+        pytest.param(decided(Verdict.DENY, state=None), 5.0, id="by the guard"),
     ],
 )
-def test_how_long_a_decision_is_repeated(decision: Decision, seconds: float) -> None:
+def test_a_decision_has_the_lifetime_of_its_reason(decision: Decision, seconds: float) -> None:
     assert lifetime(decision, NOON.timestamp(), 60.0) == seconds
 
 
@@ -186,7 +186,7 @@ async def test_a_deferral_is_repeated_until_it_says_to_ask_again(world: World) -
     assert await world.drive(gate.allowed("http://a.test/x"))
 
 
-async def test_memory_is_bounded(world: World) -> None:
+async def test_remembered_decisions_are_bounded(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where, remember_most=10)
@@ -194,7 +194,7 @@ async def test_memory_is_bounded(world: World) -> None:
     assert gate.stats().kept == 10
 
 
-async def test_memory_can_be_switched_off(world: World) -> None:
+async def test_remembering_decisions_can_be_switched_off(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where, remember_most=0)

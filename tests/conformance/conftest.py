@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,7 @@ from tests.internet import FakeInternet
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
-    # tmp_path can be longer than the hundred characters that a unix socket's path may have.
-    with tempfile.TemporaryDirectory(prefix="gk") as directory:
-        yield Path(directory)
-
-
-@pytest.fixture
-async def sidecar_on(short: Path) -> AsyncIterator[Callable[..., Awaitable[Sidecar]]]:
+async def sidecar_on(socket_folder: Path) -> AsyncIterator[Callable[..., Awaitable[Sidecar]]]:
     """`await sidecar_on(internet, unix=True, pacing={...})`."""
     async with AsyncExitStack() as stack:
 
@@ -37,7 +29,7 @@ async def sidecar_on(short: Path) -> AsyncIterator[Callable[..., Awaitable[Sidec
             tokens: Tokens | None = None,
             **tables: Any,
         ) -> Sidecar:
-            socket = short / "gate.sock" if unix else None
+            socket = socket_folder / "gate.sock" if unix else None
             sidecar = Sidecar(internet, settings(**tables), socket, agent)
             sidecar.tokens = tokens or Tokens()
             await sidecar.start()

@@ -76,7 +76,9 @@ async def test_text_that_is_no_url_is_denied_among_the_others(
 
 
 @pytest.mark.usefixtures("faulty")
-async def test_an_error_of_ours_defers_its_url_alone(world: FakeInternet, open_gate: Any) -> None:
+async def test_an_internal_error_defers_only_its_own_url(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     given = ["http://a.test/", FAULTY, "http://b.test/x", f"{FAULTY}?2"]
     for _ in range(2):
@@ -89,7 +91,7 @@ async def test_an_error_of_ours_defers_its_url_alone(world: FakeInternet, open_g
 
 
 @pytest.mark.usefixtures("faulty")
-async def test_an_error_of_ours_defers_its_url_alone_within_a_lease(
+async def test_an_internal_error_within_a_lease_defers_only_its_own_url(
     world: FakeInternet, open_gate: Any
 ) -> None:
     gate = await open_gate(world)
@@ -99,7 +101,9 @@ async def test_an_error_of_ours_defers_its_url_alone_within_a_lease(
 
 
 @pytest.mark.usefixtures("faulty")
-async def test_a_posted_batch_is_answered_whole(world: FakeInternet, sidecar_on: Any) -> None:
+async def test_a_posted_batch_has_an_answer_for_every_url(
+    world: FakeInternet, sidecar_on: Any
+) -> None:
     """Post a batch as a client in another language does, without validation on its side."""
     sidecar = await sidecar_on(world)
     given = ["http://a.test/", FAULTY, *ODD, "http://a.test/\udcff", "http://b.test/x"]

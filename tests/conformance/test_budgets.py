@@ -5,24 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import aiohttp
 import pytest
 
 from gatekeeper import Deferred, NotYet
 from gatekeeper.clock import utc
-from gatekeeper.session.middleware import gate_middleware
+from tests.conformance.ways import session_on
 from tests.internet import FakeInternet, redirect
 
 TWO = {"pacing": {"max_pages_per_day": 2, "default_interval": 0.0}}
 BYTES = {"pacing": {"default_interval": 0.0, "max_bytes_per_day": 100_000}}
 
 
-def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(resolver=internet.resolver, ssl=internet.client_ssl)
-    return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))
-
-
-async def test_over_it_a_lease_is_deferred_and_a_question_is_not(
+async def test_a_spent_budget_defers_a_lease_and_no_question(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     internet.site("a.test").robots("")

@@ -79,7 +79,7 @@ NAMES = pytest.mark.parametrize(
 
 
 @NAMES
-async def test_questions(
+async def test_questions_are_judged_by_the_name_of_the_gate(
     world: FakeInternet, gate_of: Named, name: str, token: str, welcome: str, refused: str
 ) -> None:
     gate = await gate_of(world, name)
@@ -104,7 +104,7 @@ async def test_questions(
 
 
 @NAMES
-async def test_leases(
+async def test_leases_are_judged_by_the_name_of_the_gate(
     world: FakeInternet, gate_of: Named, name: str, token: str, welcome: str, refused: str
 ) -> None:
     gate = await gate_of(world, name)
@@ -122,7 +122,7 @@ async def test_leases(
 
 
 @NAMES
-async def test_a_name_with_one_question_is_that_questions(
+async def test_a_user_agent_given_with_a_question_holds_for_that_question(
     world: FakeInternet, gate_of: Named, name: str, token: str, welcome: str, refused: str
 ) -> None:
     gate = await gate_of(world, name)
@@ -138,7 +138,7 @@ async def test_a_name_with_one_question_is_that_questions(
 
 
 @NAMES
-async def test_a_queue(
+async def test_a_queue_is_judged_by_the_name_of_the_gate(
     world: FakeInternet, gate_of: Named, name: str, token: str, welcome: str, refused: str
 ) -> None:
     gate = await gate_of(world, name)
@@ -173,7 +173,7 @@ UNNAMED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("arguments", UNNAMED, ids=str)
 @NAMES
-async def test_a_request_without_a_name_has_the_gates(
+async def test_a_request_without_a_user_agent_is_sent_with_that_of_the_gate(
     world: FakeInternet,
     gate_of: Named,
     name: str,
@@ -256,7 +256,7 @@ async def test_a_lease_under_another_name_is_used_under_it_alone(
         async with gate.lease(f"{HOST}/not-other"):
             with pytest.raises(Denied):
                 await session.get(f"{HOST}/not-other", headers={"User-Agent": OTHER})
-        # A request with another allowed name uses the turn.
+        # A request with another allowed name uses the lease.
         async with (
             gate.lease(f"{HOST}/both", user_agent=OTHER),
             session.get(f"{HOST}/both", headers={"User-Agent": AGENT}) as response,
@@ -267,7 +267,7 @@ async def test_a_lease_under_another_name_is_used_under_it_alone(
 
 
 @NAMES
-async def test_a_polite_session(
+async def test_a_polite_session_is_judged_by_its_user_agent(
     world: FakeInternet, name: str, token: str, welcome: str, refused: str
 ) -> None:
     site = world.sites["a.test"]
@@ -287,7 +287,7 @@ async def test_a_polite_session(
 
 
 @NAMES
-async def test_fetch(
+async def test_fetch_is_judged_by_its_user_agent(
     world: FakeInternet, name: str, token: str, welcome: str, refused: str
 ) -> None:
     job = Job(identity=name, config=settings(), urls=(HOST + welcome, HOST + refused))
@@ -300,7 +300,7 @@ async def test_fetch(
 # --- the sidecar's own name -------------------------------------------------------------
 
 
-async def test_a_sidecar_says_who_it_is_without_a_token(
+async def test_a_sidecar_tells_its_user_agent_without_a_token(
     world: FakeInternet, sidecar_on: Callable[..., Awaitable[Sidecar]]
 ) -> None:
     sidecar = await sidecar_on(world, agent=OTHER)
@@ -313,7 +313,9 @@ async def test_a_sidecar_says_who_it_is_without_a_token(
     assert "It is not a secret: every site sees it." in document
 
 
-async def test_a_client_opens_though_nobody_says_who_the_sidecar_is(world: FakeInternet) -> None:
+async def test_a_client_opens_though_the_sidecar_does_not_tell_its_user_agent(
+    world: FakeInternet,
+) -> None:
     world.site("127.0.0.1").on("/healthz", "no JSON").on("/v1/check", Stall())
     where = f"http://127.0.0.1:{world.listener().port()}"
     for address in (where, "unix:/nonexistent/gatekeeper.sock"):

@@ -60,8 +60,8 @@ class Process:
 
 
 @pytest.fixture
-async def process(request: pytest.FixtureRequest, short: Path) -> AsyncIterator[Process]:
-    process = Process(short, getattr(request, "param", "unix"))
+async def process(request: pytest.FixtureRequest, socket_folder: Path) -> AsyncIterator[Process]:
+    process = Process(socket_folder, getattr(request, "param", "unix"))
     await process.start()
     yield process
     await process.close()
@@ -86,7 +86,7 @@ def origin(internet: FakeInternet) -> str:
 
 
 @pytest.mark.parametrize("process", ["tcp", "unix"], indirect=True)
-async def test_questions_and_turns(
+async def test_a_sidecar_process_answers_questions_and_grants_leases(
     internet: FakeInternet, process: Process, crawl: Callable[..., Awaitable[None]]
 ) -> None:
     base = origin(internet)

@@ -13,6 +13,7 @@ from gatekeeper import ConfigError, Denied, InvalidURL, Reason, State, Verdict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 ROBOTS = """\
 User-agent: *
@@ -100,9 +101,7 @@ async def test_every_decision_says_what_the_embedded_gate_says(
     ]
 
 
-async def test_what_the_guard_refuses_names_the_remedy_that_its_text_shows(
-    world: FakeInternet, open_gate: Any
-) -> None:
+async def test_a_refusal_by_the_guard_names_its_remedy(world: FakeInternet, open_gate: Any) -> None:
     gate = await open_gate(world)
     for url, note in (
         ("http://10.0.0.1/", ADDRESS_NOTE),
@@ -132,7 +131,7 @@ async def test_a_deferral_says_when_to_ask_again(world: FakeInternet, open_gate:
     assert not await gate.allowed("http://down.test/")
 
 
-async def test_an_agent_of_its_own(world: FakeInternet, open_gate: Any) -> None:
+async def test_a_question_may_name_another_user_agent(world: FakeInternet, open_gate: Any) -> None:
     gate = await open_gate(world)
     assert not await gate.allowed("http://a.test/others", user_agent="other/2.0")
     assert await gate.allowed("http://a.test/others")
@@ -146,7 +145,9 @@ async def test_an_agent_without_a_name_is_refused(world: FakeInternet, open_gate
 
 
 @pytest.mark.parametrize("url", ["mailto:a@b", "http://a b/", "", "http://%61/", "http://1.2/"])
-async def test_text_that_is_no_url_raises(world: FakeInternet, open_gate: Any, url: str) -> None:
+async def test_text_that_is_no_url_raises_invalid_url(
+    world: FakeInternet, open_gate: Any, url: str
+) -> None:
     gate = await open_gate(world)
     for ask in (gate.check, gate.allowed):
         with pytest.raises(InvalidURL) as caught:
@@ -159,7 +160,7 @@ async def test_text_that_is_no_url_raises(world: FakeInternet, open_gate: Any, u
             pass
 
 
-async def test_many_keep_their_order_and_lose_nothing(
+async def test_check_many_keeps_the_order_and_answers_every_url(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     hold = Hold(Page("User-agent: *\nDisallow: /\n"))
@@ -169,8 +170,7 @@ async def test_many_keep_their_order_and_lose_nothing(
     urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
 
     async def release() -> None:
-        while not other.requests:  # asked while slow.test is held
-            await asyncio.sleep(0)
+        await until(lambda: other.requests)  # asked while slow.test is held
         hold.release()
 
     releasing = asyncio.create_task(release())
@@ -214,7 +214,9 @@ async def test_a_thousand_questions_cost_one_fetch(internet: FakeInternet, open_
     assert site.paths == ["/robots.txt"]
 
 
-async def test_a_cancelled_asker_takes_nobody_along(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_cancelled_question_does_not_cancel_another_about_the_same_origin(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     hold = Hold(Page(""))
     internet.site("a.test").robots(hold)
     gate = await open_gate(internet)
@@ -236,7 +238,9 @@ async def test_peek_never_fetches(world: FakeInternet, open_gate: Any) -> None:
     assert peeked.verdict is Verdict.DENY
 
 
-async def test_robots_and_policy(world: FakeInternet, open_gate: Any) -> None:
+async def test_robots_and_policy_give_the_file_and_the_rules_of_an_agent(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     robots = await gate.robots("http://a.test/x")
     assert robots is not None
@@ -249,7 +253,7 @@ async def test_robots_and_policy(world: FakeInternet, open_gate: Any) -> None:
     assert not (await gate.policy("http://down.test/robots.txt")).allowed("/x")
 
 
-async def test_a_conflict_is_told_where_the_declared_reading_decides(
+async def test_a_conflict_of_readings_is_told_where_the_declared_one_decides(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     """DIA-03: by the 2.0 draft the rule is one path, by RFC 9309 a prefix."""
@@ -262,7 +266,9 @@ async def test_a_conflict_is_told_where_the_declared_reading_decides(
     assert await gate.allowed("http://a.test/a/b")
 
 
-async def test_the_operator_s_word(world: FakeInternet, open_gate: Any) -> None:
+async def test_a_rule_of_the_operator_decides_before_the_file(
+    world: FakeInternet, open_gate: Any
+) -> None:
     rules = [{"match": "a.test", "robots": "deny", "reason": "asked by mail"}]
     gate = await open_gate(world, host=rules)
     decision = await gate.check("http://a.test/")
@@ -274,7 +280,7 @@ async def test_the_operator_s_word(world: FakeInternet, open_gate: Any) -> None:
     )
 
 
-async def test_refresh_brings_the_new_file(internet: FakeInternet, open_gate: Any) -> None:
+async def test_refresh_fetches_the_file_again(internet: FakeInternet, open_gate: Any) -> None:
     internet.site("a.test").robots("").on("/robots.txt", "", "User-agent: *\nDisallow: /\n")
     gate = await open_gate(internet)
     assert await gate.allowed("http://a.test/x")
@@ -282,7 +288,9 @@ async def test_refresh_brings_the_new_file(internet: FakeInternet, open_gate: An
     assert not await gate.allowed("http://a.test/x")
 
 
-async def test_refresh_of_a_port_of_its_own(internet: FakeInternet, open_gate: Any) -> None:
+async def test_refresh_fetches_the_file_of_the_given_port(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test:8080").on("/robots.txt", "", "User-agent: *\nDisallow: /\n")
     gate = await open_gate(internet)
     assert await gate.allowed("http://a.test:8080/x")
@@ -298,7 +306,7 @@ async def test_why_names_every_clock(world: FakeInternet, open_gate: Any) -> Non
     assert await gate.why("a.test") == ()
 
 
-async def test_visit_time_ends_with_its_minute(
+async def test_a_visit_time_holds_to_the_end_of_its_last_minute(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     clock = virtual_internet.clock
@@ -315,7 +323,7 @@ async def test_visit_time_ends_with_its_minute(
     assert (decision.verdict, decision.reason) == ("defer", "outside_visit_time")
 
 
-async def test_stats_are_frozen(world: FakeInternet, open_gate: Any) -> None:
+async def test_the_fields_of_stats_cannot_be_set(world: FakeInternet, open_gate: Any) -> None:
     gate = await open_gate(world)
     await gate.check("http://a.test/")
     stats = gate.stats()

@@ -38,7 +38,7 @@ class Crawl:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_each_url_comes_in_its_hosts_turn_and_order(
+async def test_urls_of_a_queue_come_in_order_at_the_pace_of_their_host(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     net = virtual_internet
@@ -135,7 +135,7 @@ async def test_a_deferred_url_comes_back_at_its_retry_at(
     assert 0.0 <= late < 15.0
 
 
-async def test_a_cancelled_get_leaves_the_url_its_payload_and_the_turn(
+async def test_a_cancelled_get_loses_neither_the_url_nor_its_data_nor_the_lease(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     net = virtual_internet
@@ -162,7 +162,7 @@ async def test_a_cancelled_get_leaves_the_url_its_payload_and_the_turn(
     assert await net.drive(crawl(), limit=1e5) == [0, 1, 2, *urls]
 
 
-async def test_join_returns_when_all_is_left_or_denied(
+async def test_join_returns_when_every_url_is_done_or_denied(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     net = virtual_internet
@@ -246,7 +246,7 @@ async def test_a_get_of_a_task_that_holds_the_only_host_is_refused_at_once(
     assert after < 1.0
 
 
-async def test_a_child_in_get_is_refused_after_own_wait(
+async def test_a_get_of_a_child_of_the_task_that_holds_the_host_ends_by_own_wait(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     net = virtual_internet

@@ -21,6 +21,7 @@ from gatekeeper import (
 )
 from tests.conformance.ways import AGENT
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 SITEMAP = """<urlset><url><loc>http://a.test/p?x=\u00fc</loc><lastmod>2026-11-20</lastmod></url>
 <url><loc>http://a.test/old</loc><lastmod>2020-01-01T10:00:00+02:00</lastmod></url>
@@ -38,7 +39,9 @@ def world(internet: FakeInternet) -> FakeInternet:
     return internet
 
 
-async def test_entries_and_findings_are_the_same(world: FakeInternet, open_gate: Any) -> None:
+async def test_every_entry_point_gives_the_same_entries_and_findings(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     found = gate.sitemaps("http://a.test")
     assert [entry async for entry in found] == [
@@ -56,7 +59,9 @@ async def test_entries_and_findings_are_the_same(world: FakeInternet, open_gate:
     assert world.sites["a.test"].requests[-1].headers["User-Agent"] == AGENT
 
 
-async def test_arguments_are_passed_on(world: FakeInternet, open_gate: Any) -> None:
+async def test_every_entry_point_passes_the_arguments_of_sitemaps_on(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
 
     async def urls(**given: Any) -> list[str]:
@@ -69,7 +74,9 @@ async def test_arguments_are_passed_on(world: FakeInternet, open_gate: Any) -> N
     assert await urls(max_entries=0) == []
 
 
-async def test_errors_are_the_same(world: FakeInternet, open_gate: Any) -> None:
+async def test_every_entry_point_raises_the_same_errors_for_sitemaps(
+    world: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(world)
     with pytest.raises(Deferred) as deferred:
         await anext(gate.sitemaps("http://down.test"))
@@ -108,17 +115,18 @@ async def test_a_queue_takes_the_pages_of_a_sitemap(world: FakeInternet, open_ga
         await asyncio.wait_for(queue.join(), 60)
 
 
-async def test_a_closed_queue_ends_the_reading(world: FakeInternet, open_gate: Any) -> None:
+async def test_a_closed_queue_ends_the_reading_of_a_sitemap(
+    world: FakeInternet, open_gate: Any
+) -> None:
     queue = PoliteQueue(await open_gate(world), maxsize=1)
     putting = asyncio.create_task(queue.put_sitemap("http://a.test"))
-    while not queue.full():
-        await asyncio.sleep(0)
+    await until(queue.full)
     await queue.close()
     with pytest.raises(GateClosed):
         await putting
 
 
-async def test_a_sidecar_that_goes_ends_the_entries_with_an_error(
+async def test_a_sidecar_that_stops_ends_the_entries_with_an_error(
     world: FakeInternet, sidecar_on: Any
 ) -> None:
     hold = Hold(Page(SITEMAP))

@@ -9,13 +9,13 @@ import pytest
 
 from gatekeeper import Denied, InvalidURL, LeaseTimeout, NotYet
 from gatekeeper.clock import VirtualClock, utc
-from tests.conformance.ways import until
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 
 
-async def had(gate: Any, url: str, internet: FakeInternet, **options: Any) -> Any:
+async def acquired(gate: Any, url: str, internet: FakeInternet, **options: Any) -> Any:
     """Ask until a lease is granted, as a crawler does that has other work meanwhile."""
     while not (found := await gate.try_acquire(url, **options)):
         assert isinstance(found, NotYet)
@@ -24,7 +24,7 @@ async def had(gate: Any, url: str, internet: FakeInternet, **options: Any) -> An
     return found
 
 
-async def test_a_cold_origin_is_asked_for_its_file_meanwhile(
+async def test_the_file_of_an_unknown_origin_is_fetched_in_the_background(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     file = Hold(Page(DENYING))
@@ -49,7 +49,7 @@ async def test_a_cold_origin_is_asked_for_its_file_meanwhile(
     assert caught.value.decision.rule.line == 2
 
 
-async def test_the_second_is_told_when_its_turn_comes(
+async def test_a_second_lease_is_not_yet_and_tells_when_it_is_due(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     net = virtual_internet
@@ -57,7 +57,7 @@ async def test_the_second_is_told_when_its_turn_comes(
     gate = await open_gate(net)
 
     async def run() -> tuple[float, NotYet]:
-        first = await had(gate, "http://a.test/1", net)
+        first = await acquired(gate, "http://a.test/1", net)
         first.report(status=200)
         first.end()
         await net.clock.sleep(0.5)  # a report travels
@@ -71,13 +71,13 @@ async def test_the_second_is_told_when_its_turn_comes(
 
 
 @pytest.mark.parametrize("agent", [None, "otherbot/2.0"])
-async def test_a_lease_that_is_held_is_in_the_way_and_the_asker_is_not_stuck(
+async def test_a_second_lease_of_a_host_in_use_is_not_yet_and_no_deadlock(
     internet: FakeInternet, open_gate: Any, agent: str | None
 ) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     await gate.check("http://a.test/")
-    held = await had(gate, "http://a.test/1", internet, user_agent=agent)
+    held = await acquired(gate, "http://a.test/1", internet, user_agent=agent)
     assert held.user_agent == agent or agent is None
     second = await gate.try_acquire("http://a.test/2", user_agent=agent)
     assert isinstance(second, NotYet)
@@ -86,11 +86,11 @@ async def test_a_lease_that_is_held_is_in_the_way_and_the_asker_is_not_stuck(
     with pytest.raises(LeaseTimeout):
         await gate.acquire("http://a.test/3")
     held.end()
-    third = await had(gate, "http://a.test/4", internet, owned=False)
+    third = await acquired(gate, "http://a.test/4", internet, owned=False)
     third.give_back()
 
 
-async def test_a_deferral_is_a_value_and_says_until_when(
+async def test_a_deferral_is_a_value_with_its_decision_and_its_end(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     internet.site("a.test").robots(Page("", status=503, headers={"Retry-After": "300"}))
@@ -103,7 +103,9 @@ async def test_a_deferral_is_a_value_and_says_until_when(
     assert found.due_at.timestamp() - internet.clock.wall() > 250.0
 
 
-async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_blocked_and_a_paused_host_are_not_yet_with_their_reason(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     await gate.check("http://a.test/x")
@@ -119,10 +121,10 @@ async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_g
     assert found.why == "host_paused"
     assert 30.0 < found.due_at.timestamp() - internet.clock.wall() <= 61.0
     await gate.resume("a.test")
-    (await had(gate, "http://a.test/x", internet)).end()
+    (await acquired(gate, "http://a.test/x", internet)).end()
 
 
-async def test_a_blocked_host_says_so_of_an_origin_that_nobody_asked_yet(
+async def test_a_blocked_host_is_not_yet_for_an_origin_never_asked_about(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     """An unknown file can't be fetched before the block ends, so `due_at` is its end."""
@@ -135,13 +137,15 @@ async def test_a_blocked_host_says_so_of_an_origin_that_nobody_asked_yet(
     assert 450.0 < found.due_at.timestamp() - internet.clock.wall() <= 501.0
 
 
-async def test_text_that_is_no_url_is_told(internet: FakeInternet, open_gate: Any) -> None:
+async def test_text_that_is_no_url_raises_invalid_url(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     gate = await open_gate(internet)
     with pytest.raises(InvalidURL):
         await gate.try_acquire("mailto:a@b.test")
 
 
-async def test_closing_ends_what_asks_in_the_background(
+async def test_closing_ends_the_fetches_in_the_background(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     """No task is left behind: a closing event loop would warn about it."""
@@ -152,10 +156,10 @@ async def test_closing_ends_what_asks_in_the_background(
     await until(lambda: internet.sites["a.test"].requests)
 
 
-async def test_an_address_that_is_not_known_is_looked_up_meanwhile(
+async def test_an_unknown_address_is_looked_up_in_the_background(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
-    """With clocks per address a turn needs the host's address; the caller does not wait for it."""
+    """With clocks per address a lease needs the host's address; the caller does not wait for it."""
     net = virtual_internet
     assert isinstance(net.clock, VirtualClock)
     net.site("a.test").robots("")
@@ -163,11 +167,11 @@ async def test_an_address_that_is_not_known_is_looked_up_meanwhile(
     gate = await open_gate(net, pacing={"address_interval": 3.0, "default_interval": 0.0})
 
     async def run() -> tuple[float, float]:
-        one = await had(gate, "http://a.test/", net)
+        one = await acquired(gate, "http://a.test/", net)
         one.report(status=200)
         one.end()
         began = net.clock.monotonic()
-        two = await had(gate, "http://b.test/", net)
+        two = await acquired(gate, "http://b.test/", net)
         two.end()
         return began, net.clock.monotonic()
 

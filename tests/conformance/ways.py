@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
+from gatekeeper.session.middleware import gate_middleware
 from gatekeeper.sidecar.inline import Request
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
@@ -103,12 +104,6 @@ class Sidecar:
         return sum(1 for _, seen in self.seen if seen.endswith(path))
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Run the loop until the condition holds; the test's own timeout is the limit."""
-    while not condition():
-        await asyncio.sleep(0)
-
-
 class World:
     """A fake internet in virtual time, a sidecar on it, and clients of the sidecar."""
 
@@ -145,3 +140,8 @@ def decided(verdict: Verdict, **fields: Any) -> Decision:
         "state": State.PARSED,
     }
     return Decision(**(values | fields))
+
+
+def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(resolver=internet.resolver, ssl=internet.client_ssl)
+    return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))

@@ -60,14 +60,16 @@ def pages(
         ("http://[::1]:81/x", "text/plain", "_1/x-", ".txt"),
     ],
 )
-def test_names_are_made_of_safe_characters(url: str, kind: str, begins: str, ends: str) -> None:
+def test_a_file_name_is_made_of_safe_characters(
+    url: str, kind: str, begins: str, ends: str
+) -> None:
     name = name_for(url, kind)
     assert name.startswith(begins)
     assert name.endswith(ends)
 
 
 @given(st.text(max_size=300))
-def test_no_url_leaves_its_folder_or_grows_beyond_a_name(path: str) -> None:
+def test_no_url_makes_a_path_outside_the_folder_or_a_name_too_long(path: str) -> None:
     try:
         url = urls.parse("https://a.test/" + path).url
     except InvalidURL:
@@ -79,13 +81,11 @@ def test_no_url_leaves_its_folder_or_grows_beyond_a_name(path: str) -> None:
     assert len(name) < 100
 
 
-def test_two_urls_never_share_a_name() -> None:
+def test_two_urls_have_two_file_names() -> None:
     assert name_for("https://a.test/x?1", "") != name_for("https://a.test/x?2", "")
 
 
-async def test_a_kept_body_stands_in_its_place_and_nothing_else_does(
-    pages: Folder, tmp_path: Path
-) -> None:
+async def test_a_kept_body_is_the_only_file_in_its_folder(pages: Folder, tmp_path: Path) -> None:
     with Body(URL, pages, limit=100, spool=False) as body:
         await body.receive(content(b"hello ", b"world"))
         name = body.keep("text/plain")
@@ -96,13 +96,13 @@ async def test_a_kept_body_stands_in_its_place_and_nothing_else_does(
     assert list((tmp_path / ".parts").iterdir()) == []
 
 
-async def test_a_body_that_was_not_kept_leaves_nothing(pages: Folder, tmp_path: Path) -> None:
+async def test_a_body_that_was_not_kept_leaves_no_file(pages: Folder, tmp_path: Path) -> None:
     with Body(URL, pages, limit=100, spool=False) as body:
         await body.receive(content(b"half of it"))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-async def test_reading_stops_at_the_limit(pages: Folder, tmp_path: Path) -> None:
+async def test_reading_of_a_body_stops_at_the_limit(pages: Folder, tmp_path: Path) -> None:
     with Body(URL, pages, limit=8, spool=False) as body:
         await body.receive(content(b"12345", b"67890", b"more"))
         name = body.keep("")
@@ -128,7 +128,7 @@ async def test_a_later_body_of_the_same_url_replaces_the_earlier(
     assert (tmp_path / name).read_bytes() == b"new"
 
 
-async def test_without_a_folder_nothing_is_written_but_everything_counted() -> None:
+async def test_without_a_folder_a_body_is_counted_and_not_written() -> None:
     with Body(URL, None, limit=100, spool=False) as body:
         await body.receive(content(b"hello"))
         assert body.keep("") is None
@@ -147,7 +147,7 @@ async def test_a_full_disk_is_not_taken_for_a_failed_request(tmp_path: Path) -> 
             await body.receive(content(b"x" * 100_000))
 
 
-async def test_a_small_body_for_which_there_is_no_room_leaves_nothing(
+async def test_a_small_body_that_meets_a_full_disk_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, mode: str) -> IO[bytes]:
@@ -172,7 +172,7 @@ async def test_a_folder_that_is_taken_away_meanwhile_is_made_again(pages: Folder
 
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="nothing lists descriptors here")
-async def test_no_directory_stays_open(pages: Folder) -> None:
+async def test_no_directory_stays_open_after_a_body_is_stored(pages: Folder) -> None:
     before = len(os.listdir("/dev/fd"))
     names = [await stored(pages, f"http://{host}.test/") for host in "abcabca"]
     assert len(os.listdir("/dev/fd")) == before

@@ -18,6 +18,7 @@ from gatekeeper.crawl.sources import Limits
 from gatekeeper.sidecar.listening import rare_collections
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated
+from tests.waiting_support import until
 
 
 async def test_a_page_is_stored_and_noted(internet: FakeInternet, folder: Path) -> None:
@@ -59,7 +60,7 @@ async def test_the_summary_names_the_deciding_line(
     assert "       2  a.test  line 2: Disallow: /private" in capsys.readouterr().out
 
 
-async def test_json_is_one_entry_a_line(
+async def test_json_output_is_one_entry_per_line(
     internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/x")
@@ -103,7 +104,9 @@ async def test_a_page_given_twice_is_asked_for_once(internet: FakeInternet, fold
     assert site.paths == [ROBOTS, "/x"]
 
 
-async def test_what_is_no_url_fails_alone(internet: FakeInternet, folder: Path) -> None:
+async def test_text_that_is_no_url_fails_and_the_other_urls_are_fetched(
+    internet: FakeInternet, folder: Path
+) -> None:
     internet.site("a.test").robots(OPEN).page("/x")
     code = await fetch(internet, "ftp://a.test/", "http://a.test/x", output=folder)
     assert code == 1
@@ -138,7 +141,7 @@ async def test_a_private_address_is_refused(internet: FakeInternet, folder: Path
 # -- failures and second tries
 
 
-async def test_a_request_that_fails_is_tried_again_in_its_turn(
+async def test_a_request_that_fails_is_tried_again_up_to_three_times(
     internet: FakeInternet, folder: Path
 ) -> None:
     site = internet.site("a.test").robots(OPEN)
@@ -148,7 +151,7 @@ async def test_a_request_that_fails_is_tried_again_in_its_turn(
     assert manifest(folder)["http://a.test/x"]["tries"] == 3
 
 
-async def test_a_request_that_goes_on_failing_is_given_up_and_tried_by_the_next_run(
+async def test_a_url_that_failed_every_try_is_tried_again_by_the_next_run(
     internet: FakeInternet, folder: Path
 ) -> None:
     site = internet.site("a.test").robots(OPEN).on("/x", CloseSilently())
@@ -218,8 +221,7 @@ async def test_one_slow_host_delays_no_other(internet: FakeInternet, folder: Pat
     urls = ["http://slow.test/", *(f"http://h{number}.test/" for number in range(20))]
     run = asyncio.create_task(fetch(internet, *urls, output=folder, limits=Limits(concurrency=4)))
     path = folder / "manifest.jsonl"
-    while not path.exists() or path.read_text().count("\n") < 20:
-        await asyncio.sleep(0)
+    await until(lambda: path.exists() and path.read_text().count("\n") >= 20)
     hold.release()
     assert await run == 0
 
@@ -242,7 +244,7 @@ async def test_progress_is_shown_while_it_runs(internet: FakeInternet) -> None:
     assert "-- 0/0" not in stream.getvalue()
 
 
-def test_the_collector_has_everything_back_at_the_end() -> None:
+def test_the_settings_of_the_garbage_collector_are_restored_at_the_end() -> None:
     before = gc.get_threshold()
 
     def fail() -> None:

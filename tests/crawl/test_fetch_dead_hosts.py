@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,6 @@ def clock() -> VirtualClock:
 async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
     async with FakeInternet(clock=clock) as net:
         yield net
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 def living(internet: FakeInternet, count: int, pages: int) -> list[str]:
@@ -76,7 +70,7 @@ async def pages_within(
 
 @pytest.mark.parametrize("sites", ["one", "many"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_eighty_living_urls_behind_forty_dead_ones(
+async def test_forty_dead_hosts_at_the_front_do_not_delay_eighty_living_ones(
     internet: FakeInternet, dials: Dials, tmp_path: Path, kind: str, sites: str
 ) -> None:
     up = living(internet, 80, 1)
@@ -104,7 +98,7 @@ async def test_a_host_that_answers_keeps_its_pace_among_two_thousand_dead_ones(
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
 
 
-async def test_hosts_that_die_behind_their_robots_txt_keep_no_worker_from_the_living(
+async def test_hosts_that_die_after_their_robots_txt_do_not_slow_living_hosts(
     internet: FakeInternet, dials: Dials, tmp_path: Path
 ) -> None:
     up = living(internet, 5, 60)
@@ -118,7 +112,7 @@ async def test_hosts_that_die_behind_their_robots_txt_keep_no_worker_from_the_li
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
 
 
-async def test_a_worker_that_stands_in_waits_for_no_lease_of_its_own(
+async def test_an_additional_worker_does_not_inherit_the_lease_of_another(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,

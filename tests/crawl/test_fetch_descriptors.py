@@ -75,7 +75,7 @@ async def test_a_large_page_waits_for_a_descriptor_for_its_record(
     assert [body for _, _, body in archived(warc)] == [LARGE.encode()]
 
 
-async def test_a_request_without_a_descriptor_is_no_try_of_its_url(
+async def test_a_request_that_found_no_descriptor_does_not_count_as_a_try(
     virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = virtual_internet
@@ -90,7 +90,7 @@ async def test_a_request_without_a_descriptor_is_no_try_of_its_url(
 
 
 @pytest.mark.parametrize("missing", ["file", "socket"])
-async def test_a_shortage_without_end_ends_the_crawl_with_one_line(
+async def test_a_lasting_shortage_of_descriptors_ends_the_crawl_with_one_line(
     virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     net = virtual_internet

@@ -18,7 +18,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=ascii)
-async def test_a_location_that_is_no_url_fails_alone(
+async def test_a_redirect_to_no_valid_url_fails_and_the_other_urls_are_fetched(
     internet: FakeInternet, folder: Path, odd: str
 ) -> None:
     site = internet.site("a.test").robots(OPEN).page("/x", "here")
@@ -28,7 +28,7 @@ async def test_a_location_that_is_no_url_fails_alone(
     assert stored(folder, "http://a.test/x") == b"here"
 
 
-async def test_lines_that_are_no_urls_fail_alone(
+async def test_lines_that_are_no_urls_fail_and_the_other_urls_are_fetched(
     internet: FakeInternet, folder: Path, tmp_path: Path
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/x", "here")
@@ -52,7 +52,7 @@ async def test_a_link_or_sitemap_that_is_no_url_costs_no_page(
     assert stored(folder, "http://a.test/x") == b"here"
 
 
-async def test_an_answer_that_can_not_be_read_is_told_in_words(
+async def test_a_response_that_can_not_be_read_fails_with_the_reason(
     internet: FakeInternet, folder: Path
 ) -> None:
     """The error used to show aiohttp's status 400, which no site had sent."""
@@ -91,7 +91,9 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("faulty")
-async def test_an_error_of_ours_is_its_urls_alone(internet: FakeInternet, folder: Path) -> None:
+async def test_an_internal_error_fails_only_its_own_url(
+    internet: FakeInternet, folder: Path
+) -> None:
     site = internet.site("a.test").robots(OPEN).page("/x", "here")
     site.on("/old", redirect("/%62oom"))
     given = ("http://a.test/%62oom?token=1", "http://a.test/old", "http://a.test/x")
@@ -103,7 +105,7 @@ async def test_an_error_of_ours_is_its_urls_alone(internet: FakeInternet, folder
     assert stored(folder, "http://a.test/x") == b"here"
 
 
-async def test_an_error_of_ours_in_a_request_is_its_urls_alone(
+async def test_an_internal_error_in_a_request_fails_only_its_own_url(
     internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/bad").page("/x", "here")

@@ -33,7 +33,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-async def test_nothing_is_asked_until_there_is_room(
+async def test_no_request_is_sent_while_the_disk_is_full(
     virtual_internet: FakeInternet, tmp_path: Path, full: pytest.MonkeyPatch
 ) -> None:
     net, folder = virtual_internet, tmp_path / "out"
@@ -54,7 +54,7 @@ async def test_nothing_is_asked_until_there_is_room(
 
 
 @pytest.mark.parametrize("max_wait", [3600.0, 100.0])
-async def test_a_disk_that_stays_full_ends_it_with_one_line(
+async def test_a_disk_that_stays_full_ends_the_crawl_with_one_line(
     virtual_internet: FakeInternet, tmp_path: Path, full: pytest.MonkeyPatch, max_wait: float
 ) -> None:
     net, folder = virtual_internet, tmp_path / "out"

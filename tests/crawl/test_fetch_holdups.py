@@ -41,7 +41,7 @@ async def test_a_host_that_refuses_is_named_once_however_many_urls_wait_for_it(
     assert lines[0].startswith("waiting for http://a.test: robots.txt: connect failed; again at 20")
 
 
-async def test_a_fleet_whose_store_is_away_holds_every_host_up(
+async def test_a_lost_fleet_store_is_shown_as_what_holds_every_host_up(
     virtual_internet: FakeInternet,
 ) -> None:
     """Its return can't be foretold: the crawl waits for it, but not for longer than `max_wait`."""
@@ -55,12 +55,14 @@ async def test_a_fleet_whose_store_is_away_holds_every_host_up(
 
     waiting, gate = WaitingHosts(), cast("Any", Gate())
     waiting.add("http://a.test/1")
-    turn = await waiting.due_origin("http://a.test/1", gate, virtual_internet.clock)
-    assert turn.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
+    due = await waiting.due_origin("http://a.test/1", gate, virtual_internet.clock)
+    assert due.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
     assert 0 < await waiting.soonest(gate, virtual_internet.clock, 0.0) < 5
 
 
-async def test_a_page_that_asks_to_wait_is_said_to(virtual_internet: FakeInternet) -> None:
+async def test_a_host_held_up_by_a_429_is_shown_with_its_retry_after(
+    virtual_internet: FakeInternet,
+) -> None:
     net = virtual_internet
     net.site("a.test").robots(OPEN).on("/x", BUSY)
     lines = await net.drive(said(net, "http://a.test/x"))
@@ -69,7 +71,7 @@ async def test_a_page_that_asks_to_wait_is_said_to(virtual_internet: FakeInterne
     assert lines[1:] == ["failed http://a.test/x: answered 429, try 3 of 3"]
 
 
-async def test_a_host_that_is_only_slow_by_its_own_file_is_not_said_to_be_held_up(
+async def test_a_host_with_a_long_crawl_delay_is_not_shown_as_held_up(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -78,7 +80,7 @@ async def test_a_host_that_is_only_slow_by_its_own_file_is_not_said_to_be_held_u
     assert [line.split()[0] for line in lines] == ["200", "200"]
 
 
-async def test_the_summary_says_that_a_page_which_was_asked_for_is_unfinished(
+async def test_the_summary_lists_a_page_answered_429_as_unfinished(
     virtual_internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = virtual_internet
@@ -94,7 +96,7 @@ async def test_the_summary_says_that_a_page_which_was_asked_for_is_unfinished(
     assert lines[2].startswith("       1  http://a.test  429, Retry-After 3600; again at 20")
 
 
-async def test_a_crawl_delay_longer_than_the_wait_is_named_in_the_summary(
+async def test_a_crawl_delay_longer_than_max_wait_is_named_in_the_summary(
     virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = virtual_internet
@@ -105,7 +107,7 @@ async def test_a_crawl_delay_longer_than_the_wait_is_named_in_the_summary(
     assert "only -o DIR or --warc FILE stores what is done" in out
 
 
-async def test_machines_read_entries_on_stdout_and_the_rest_in_the_last_line_of_stderr(
+async def test_json_entries_go_to_stdout_and_the_summary_to_the_last_line_of_stderr(
     virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = virtual_internet
@@ -130,7 +132,7 @@ async def test_machines_read_entries_on_stdout_and_the_rest_in_the_last_line_of_
     }
 
 
-async def test_what_ctrl_c_leaves_is_unfinished_and_nobodys_fault(
+async def test_urls_left_by_ctrl_c_are_listed_as_unfinished_with_no_holdup(
     internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold = Hold(Page("slow"))
@@ -158,7 +160,7 @@ def told(*waits: tuple[str, Holdup], most: int = 10) -> list[str]:
     return lines
 
 
-def test_another_reason_is_another_line() -> None:
+def test_a_host_is_shown_again_when_its_reason_to_wait_changes() -> None:
     refused = Holdup("connect_failed", "connect failed")
     failing = Holdup("server_error", "server error", SOME_TIME)
     assert told(*[("http://a.test", refused), ("http://a.test", failing)] * 2) == [
@@ -167,7 +169,7 @@ def test_another_reason_is_another_line() -> None:
     ]
 
 
-def test_the_next_turn_is_no_line() -> None:
+def test_a_wait_for_the_interval_of_a_host_is_not_shown() -> None:
     assert told(("http://a.test", Holdup(TURN, "crawl-delay 5 s"))) == []
 
 
@@ -191,7 +193,7 @@ async def test_the_display_says_how_far_a_host_is_slowed(virtual_internet: FakeI
 
 
 @pytest.mark.parametrize("seconds", [5, 60])
-async def test_a_host_that_always_asks_to_come_back_soon_ends_the_crawl_as_well(
+async def test_max_wait_ends_a_crawl_whose_host_always_answers_retry_after(
     virtual_internet: FakeInternet, seconds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net, began = virtual_internet, virtual_internet.clock.monotonic()
@@ -200,7 +202,7 @@ async def test_a_host_that_always_asks_to_come_back_soon_ends_the_crawl_as_well(
     net.site("b.test").robots("User-agent: *\nCrawl-delay: 500\n").page("/1").page("/2")
     urls = ("http://a.test/1", "http://b.test/1", "http://b.test/2")
     assert await net.drive(fetch(net, *urls, max_wait=600.0)) == 1
-    # 600 s after the last page of the healthy host, whose turn comes 1,000 s after its robots.txt.
+    # 600 s after the last page of the healthy host, whose lease comes 1,000 s after its robots.txt.
     assert net.clock.monotonic() - began == pytest.approx(1_600.0, rel=0.2)
     assert "fetched 2" in (out := capsys.readouterr().out)
     assert "1 unfinished; no host is due within --max-wait 600 s" in out

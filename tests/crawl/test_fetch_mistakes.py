@@ -15,7 +15,7 @@ from tests.crawl.crawling import OPEN, ROBOTS, fetch, manifest
 from tests.internet import Custom, FakeInternet, Page
 
 
-async def test_without_warcio_nothing_is_made(
+async def test_a_warc_file_without_warcio_is_an_error_and_creates_no_file(
     internet: FakeInternet, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "warcio.warcwriter", None)
@@ -52,7 +52,7 @@ async def test_a_folder_that_cannot_be_made_is_named(
         await fetch(internet, "http://a.test/x", output=folder)
 
 
-async def test_a_bad_line_is_said_once_with_its_file_and_number(
+async def test_a_bad_line_is_reported_once_with_its_file_and_number(
     internet: FakeInternet, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/x")
@@ -96,7 +96,7 @@ def test_an_empty_path_is_not_the_folder_one_is_in(
     assert "the path is empty; use" in err
 
 
-async def test_lines_of_a_manifest_that_are_no_entries_are_said_to_be(
+async def test_lines_of_a_manifest_that_are_no_entries_are_counted_in_a_warning(
     internet: FakeInternet, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/x")
@@ -106,7 +106,7 @@ async def test_lines_of_a_manifest_that_are_no_entries_are_said_to_be(
     assert "manifest.jsonl: 2 lines are not entries of a crawl" in caplog.text
 
 
-async def test_pages_that_are_kept_nowhere_are_said_to_be(
+async def test_a_crawl_without_output_says_that_no_page_was_stored(
     internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/x", "hello")
@@ -114,7 +114,7 @@ async def test_pages_that_are_kept_nowhere_are_said_to_be(
     assert "pages were not stored: use -o DIR or --warc FILE" in capsys.readouterr().out
 
 
-async def test_a_url_that_is_deferred_in_its_turn_is_asked_for_later(
+async def test_a_url_deferred_at_the_grant_of_its_lease_is_tried_again_later(
     internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It used to be recorded as denied, and no later run asked again."""

@@ -69,7 +69,7 @@ def no_request_came_too_early(internet: FakeInternet) -> bool:
     return all(later - earlier >= 0.045 for earlier, later in itertools.pairwise(times))
 
 
-async def test_it_reads_standard_input_and_says_what_was_denied(
+async def test_fetch_reads_urls_from_standard_input_and_lists_denied_ones(
     internet: FakeInternet, site: str, tmp_path: Path
 ) -> None:
     process = await start("-", "-o", str(tmp_path))
@@ -83,7 +83,7 @@ async def test_it_reads_standard_input_and_says_what_was_denied(
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-async def test_the_same_command_goes_on_where_it_was_stopped(
+async def test_the_same_command_resumes_a_stopped_crawl(
     internet: FakeInternet, site: str, tmp_path: Path, how: signal.Signals
 ) -> None:
     listed = tmp_path / "urls.txt"
@@ -108,7 +108,7 @@ async def test_the_same_command_goes_on_where_it_was_stopped(
     assert no_request_came_too_early(internet)
 
 
-async def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+async def test_a_call_without_urls_is_an_error_of_one_line(tmp_path: Path) -> None:
     code, out, err = await finish(await start())
     assert (code, out) == (2, "")
     assert err == (
@@ -117,18 +117,18 @@ async def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     )
 
 
-async def test_a_list_that_is_not_there_is_one_line() -> None:
+async def test_a_missing_list_of_urls_is_an_error_of_one_line() -> None:
     code, _, err = await finish(await start("-i", "nowhere.txt"))
     assert code == 2
     assert err.splitlines()[-1].startswith("gatekeeper fetch: nowhere.txt: No such file")
 
 
-async def test_nothing_on_standard_input_is_nothing_to_do() -> None:
+async def test_an_empty_standard_input_fetches_nothing_and_exits_0() -> None:
     code, out, err = await finish(await start("-", stdin=asyncio.subprocess.DEVNULL))
     assert (code, out) == (0, "fetched 0, 0 bytes\n"), err
 
 
-async def test_a_second_ctrl_c_ends_it_at_once(internet: FakeInternet) -> None:
+async def test_a_second_ctrl_c_ends_the_crawl_at_once(internet: FakeInternet) -> None:
     hold = Hold(Page("slow"))
     internet.site("127.0.0.1").robots("").on("/slow", hold)
     process = await start(f"http://127.0.0.1:{internet.listener().port()}/slow")
@@ -150,7 +150,7 @@ def in_the_background() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-async def test_a_ctrl_c_for_what_runs_in_the_foreground_does_not_stop_it(
+async def test_a_crawl_in_the_background_ignores_ctrl_c(
     internet: FakeInternet,
 ) -> None:
     hold = Hold(Page("slow"))
@@ -170,7 +170,7 @@ def no_file_may_grow() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
 @pytest.mark.parametrize("earlier", [True, False])
-async def test_on_a_full_disk_it_waits_for_room_for_a_while_and_says_so(
+async def test_a_crawl_on_a_full_disk_waits_for_room_for_a_while_and_says_so(
     internet: FakeInternet, site: str, tmp_path: Path, earlier: bool
 ) -> None:
     """With and without the state of an earlier run. No request is sent while it waits."""

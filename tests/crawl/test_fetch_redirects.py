@@ -11,6 +11,7 @@ from gatekeeper.crawl import engine
 from gatekeeper.crawl.sources import Limits
 from tests.crawl.crawling import OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, FakeInternet, Hold, Page, redirect
+from tests.waiting_support import until
 
 
 async def test_a_redirect_is_followed_and_the_page_noted_once(
@@ -26,7 +27,7 @@ async def test_a_redirect_is_followed_and_the_page_noted_once(
     assert stored(folder, "http://a.test/old") == b"here"
 
 
-async def test_a_redirect_within_one_host_waits_for_a_turn_of_its_own(
+async def test_a_redirect_within_one_host_waits_for_a_lease_of_its_own(
     virtual_internet: FakeInternet, folder: Path
 ) -> None:
     net = virtual_internet
@@ -64,7 +65,9 @@ async def test_a_long_chain_of_redirects_fails(internet: FakeInternet, folder: P
     assert manifest(folder)["http://a.test/0"]["error"] == "more than 3 redirects"
 
 
-async def test_two_ways_to_one_page_fetch_it_once(internet: FakeInternet, folder: Path) -> None:
+async def test_two_redirects_to_one_page_fetch_the_page_once(
+    internet: FakeInternet, folder: Path
+) -> None:
     site = internet.site("a.test").robots(OPEN).page("/end", "here")
     site.on("/1", redirect("/end")).on("/2", redirect("/end"))
     urls = ("http://a.test/1", "http://a.test/2", "http://a.test/end")
@@ -110,7 +113,7 @@ async def test_a_redirect_to_a_page_that_fails_fails_and_both_are_tried_by_the_n
     assert manifest(folder)[A]["final_url"] == B
 
 
-async def test_a_crawl_that_stops_before_the_page_takes_no_redirect_to_it_for_had(
+async def test_a_redirect_is_not_done_when_the_crawl_stops_before_its_page(
     virtual_internet: FakeInternet, folder: Path
 ) -> None:
     net = virtual_internet
@@ -132,8 +135,7 @@ async def test_a_redirect_waits_for_the_page_that_it_leads_to(
     site = internet.site("a.test").robots(OPEN).on("/a", redirect(page)).on("/c", redirect("/a"))
     run = asyncio.create_task(fetch(internet, page, A, c, output=folder))
     await hold.waiting.acquire()
-    while not {"/a", "/c"} <= set(site.paths):
-        await asyncio.sleep(0)
+    await until(lambda: {"/a", "/c"} <= set(site.paths))
     await internet.settle()
     assert manifest(folder) == {}
     hold.release()
@@ -188,7 +190,9 @@ async def test_a_redirect_to_a_page_that_an_earlier_run_was_denied_is_denied(
     assert manifest(folder)[A]["outcome"] == "denied"
 
 
-async def test_the_hops_to_a_page_are_done_with_it(internet: FakeInternet, folder: Path) -> None:
+async def test_the_urls_on_the_way_to_a_page_are_done_when_the_page_is(
+    internet: FakeInternet, folder: Path
+) -> None:
     site = internet.site("a.test").robots(OPEN)
     site.on("/1", redirect("/2")).on("/2", redirect("/3")).page("/3")
     await fetch(internet, "http://a.test/1", output=folder)

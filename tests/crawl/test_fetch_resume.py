@@ -23,7 +23,7 @@ from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
 from tests.internet import FakeInternet, Hold, Page, Reset, Site
 
 
-async def test_the_next_run_asks_for_nothing_that_is_done(
+async def test_the_next_run_requests_no_page_that_is_done(
     internet: FakeInternet, folder: Path
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /2\n").page("/1")
@@ -34,7 +34,7 @@ async def test_the_next_run_asks_for_nothing_that_is_done(
     assert len(site.requests) == asked
 
 
-async def test_what_was_denied_is_asked_about_again_on_demand(
+async def test_denied_urls_are_checked_again_on_demand(
     internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /\n").page("/1")
@@ -51,7 +51,7 @@ async def test_what_was_denied_is_asked_about_again_on_demand(
 
 
 @pytest.mark.parametrize("host", ["a.test", "localhost"])  # by its address, by its name
-async def test_what_the_guard_refused_is_fetched_once_it_is_allowed(
+async def test_a_url_refused_by_the_guard_is_fetched_once_its_address_is_allowed(
     internet: FakeInternet, folder: Path, host: str
 ) -> None:
     """It used to be final: no later run asked again, whatever --allow-address was."""
@@ -69,7 +69,7 @@ async def test_what_the_guard_refused_is_fetched_once_it_is_allowed(
     assert manifest(folder)[url]["outcome"] == "fetched"
 
 
-async def test_what_an_override_refused_is_fetched_once_it_is_gone(
+async def test_a_url_denied_by_an_override_is_fetched_once_the_override_is_gone(
     internet: FakeInternet, folder: Path
 ) -> None:
     site = internet.site("a.test").robots(OPEN).page("/1")
@@ -95,7 +95,9 @@ async def test_a_url_whose_line_was_torn_is_fetched_again(
     assert manifest(folder).keys() == set(urls)
 
 
-async def test_a_hosts_clock_outlives_the_run(virtual_internet: FakeInternet, folder: Path) -> None:
+async def test_the_interval_of_a_host_holds_across_two_runs(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
     net = virtual_internet
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 60\n").page("/1").page("/2")
     await net.drive(fetch(net, "http://a.test/1", output=folder))
@@ -122,7 +124,7 @@ async def test_ctrl_c_lets_running_requests_end_and_the_next_run_goes_on(
     assert site.paths.count("/rest") == 1
 
 
-async def test_requests_that_do_not_end_are_cut_off_after_the_grace(
+async def test_requests_that_do_not_end_are_cancelled_after_the_grace_period(
     virtual_internet: FakeInternet, folder: Path
 ) -> None:
     net = virtual_internet
@@ -141,7 +143,7 @@ async def test_requests_that_do_not_end_are_cut_off_after_the_grace(
     assert not [path for path in folder.rglob("*") if path.parent.name == ".parts"]
 
 
-async def test_ctrl_c_says_at_once_what_is_waited_for(
+async def test_ctrl_c_names_at_once_the_requests_it_waits_for(
     internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold = Hold(Page("slow"))
@@ -199,7 +201,7 @@ async def test_a_page_that_only_asks_to_wait_fails_and_is_tried_by_the_next_run(
 
 
 @pytest.mark.parametrize("name", ["manifest.jsonl", "manifest.jsonl.lock", "gatekeeper.db"])
-async def test_no_file_of_a_crawl_is_a_link(
+async def test_a_link_in_place_of_a_file_of_the_crawl_is_refused(
     internet: FakeInternet, tmp_path: Path, name: str
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/x")
@@ -240,7 +242,9 @@ async def test_a_second_run_for_one_folder_or_file_changes_nothing(
     await run
 
 
-async def test_the_lock_is_gone_with_the_run(internet: FakeInternet, tmp_path: Path) -> None:
+async def test_the_lock_is_released_at_the_end_of_the_run(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
     internet.site("a.test").robots(OPEN).page("/x")
     for _ in range(2):
         assert await fetch(internet, "http://a.test/x", warc=tmp_path / "p.warc") == 0
@@ -275,7 +279,7 @@ async def test_a_url_that_failed_is_tried_again_after_the_others_of_its_host(
     assert sorted(pages_of(site)[len(paths) :]) == ["/bad", "/bad", "/busy", "/busy"]
 
 
-async def test_what_an_earlier_run_tried_without_a_result_comes_after_what_was_never_tried(
+async def test_urls_that_failed_in_an_earlier_run_come_after_untried_ones(
     virtual_internet: FakeInternet, folder: Path
 ) -> None:
     net, hold = virtual_internet, Hold(Page("slow"))

@@ -77,7 +77,7 @@ async def test_a_sitemap_that_was_not_read_is_no_success(
     ]
 
 
-async def test_sitemaps_that_do_not_come_within_max_wait_are_left(
+async def test_sitemaps_that_are_not_read_within_max_wait_are_given_up(
     virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = virtual_internet
@@ -100,7 +100,7 @@ async def test_sitemaps_that_do_not_come_within_max_wait_are_left(
         ([], "--sitemap"),
     ],
 )
-def test_mistakes_are_named(
+def test_wrong_sitemap_options_are_named(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fetch", *arguments]) == 2

@@ -48,7 +48,7 @@ async def test_a_warc_file_goes_on_where_it_stopped(internet: FakeInternet, tmp_
 # -- what else was answered
 
 
-async def test_redirects_are_in_it(internet: FakeInternet, tmp_path: Path) -> None:
+async def test_a_warc_file_holds_redirects(internet: FakeInternet, tmp_path: Path) -> None:
     site = internet.site("a.test").robots(OPEN).page("/new", "here")
     site.on("/old", Page("moved", status=301, headers={"Location": "/new"}))
     path = tmp_path / "p.warc"
@@ -71,7 +71,7 @@ async def test_a_redirect_whose_body_breaks_off_is_followed_all_the_same(
     assert b"WARC-Truncated: disconnect" in path.read_bytes()
 
 
-async def test_answers_that_ask_to_wait_are_in_it(
+async def test_a_warc_file_holds_429_answers(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     net = virtual_internet
@@ -83,7 +83,7 @@ async def test_answers_that_ask_to_wait_are_in_it(
     assert [body for _, _, body in archived(path)] == [b"no", b"not yet"]
 
 
-async def test_what_no_line_vouches_for_stays_in_it(
+async def test_a_record_without_a_line_in_the_manifest_stays_in_the_warc_file(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
     net = virtual_internet
@@ -110,7 +110,7 @@ async def test_a_block_outlives_a_run_that_has_no_folder(
 
 
 @NAMES
-async def test_a_file_that_the_manifest_does_not_know_is_appended_to(
+async def test_a_warc_file_unknown_to_the_manifest_is_appended_to(
     internet: FakeInternet, tmp_path: Path, name: str
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
@@ -120,7 +120,7 @@ async def test_a_file_that_the_manifest_does_not_know_is_appended_to(
     assert [body for _, _, body in archived(path)] == [b"one", b"two"]
 
 
-async def test_another_file_of_the_same_name_is_another_file(
+async def test_a_foreign_warc_file_of_the_same_name_is_refused(
     internet: FakeInternet, tmp_path: Path
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
@@ -135,7 +135,7 @@ async def test_another_file_of_the_same_name_is_another_file(
 
 
 @pytest.mark.parametrize("before", [None, "p.warc", "other.warc"])
-async def test_the_summary_says_that_pages_done_before_are_not_in_it(
+async def test_the_summary_counts_pages_of_earlier_runs_missing_from_the_warc_file(
     internet: FakeInternet,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -150,7 +150,7 @@ async def test_the_summary_says_that_pages_done_before_are_not_in_it(
     assert said is (before != "p.warc")
 
 
-async def test_a_file_that_was_taken_away_begins_anew_and_the_summary_says_so(
+async def test_a_removed_warc_file_is_begun_anew_and_the_summary_says_so(
     internet: FakeInternet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two").page("/3", "three")

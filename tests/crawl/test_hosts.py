@@ -1,4 +1,4 @@
-"""The hosts that a crawl waits for, and the time of their next turns."""
+"""The hosts that a crawl waits for, and the times at which they are due."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gate:
         self.clocks: dict[str, list[Any]] = {}
         self.deferred: dict[str, datetime | None] = {}
 
-    def next_turn(self, host: str, seconds: float | None, kind: str = "next") -> None:
+    def due_in(self, host: str, seconds: float | None, kind: str = "next") -> None:
         until = None if seconds is None else utc(self.clock.wall() + seconds)
         self.clocks.setdefault(host, []).append(
             SimpleNamespace(
@@ -62,16 +62,16 @@ def waiting(*urls: str) -> WaitingHosts:
 
 
 async def seconds(hosts: WaitingHosts, gate: Gate) -> dict[str, float]:
-    return {turn.host: turn.seconds for turn in await hosts.busiest(gate, gate.clock, 10)}
+    return {one.host: one.seconds for one in await hosts.busiest(gate, gate.clock, 10)}
 
 
-async def test_the_host_whose_turn_comes_first_stands_in_front() -> None:
+async def test_the_host_that_is_due_first_is_listed_first() -> None:
     gate = Gate(VirtualClock())
-    gate.next_turn("a.test", 30)
-    gate.next_turn("b.test", 5)
+    gate.due_in("a.test", 30)
+    gate.due_in("b.test", 5)
     hosts = waiting("http://a.test/1", "http://b.test/1", "http://c.test/1")
-    turns = await hosts.busiest(gate, gate.clock, 10)
-    assert [(turn.host, turn.seconds) for turn in turns] == [
+    due = await hosts.busiest(gate, gate.clock, 10)
+    assert [(one.host, one.seconds) for one in due] == [
         ("c.test", 0),
         ("b.test", 5),
         ("a.test", 30),
@@ -80,15 +80,15 @@ async def test_the_host_whose_turn_comes_first_stands_in_front() -> None:
 
 async def test_the_latest_clock_of_a_host_counts() -> None:
     gate = Gate(VirtualClock())
-    gate.next_turn("a.test", 5)
-    gate.next_turn("a.test", 60, "block")
-    gate.next_turn("a.test", None, "interval")
+    gate.due_in("a.test", 5)
+    gate.due_in("a.test", 60, "block")
+    gate.due_in("a.test", None, "interval")
     assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 60}
 
 
-async def test_a_paused_host_has_no_next_turn() -> None:
+async def test_a_paused_host_is_never_due() -> None:
     gate = Gate(VirtualClock())
-    gate.next_turn("a.test", None, "pause")
+    gate.due_in("a.test", None, "pause")
     assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": float("inf")}
 
 
@@ -101,8 +101,8 @@ async def test_a_deferred_url_waits_until_it_may_be_asked_about_again() -> None:
 async def test_only_the_hosts_that_most_urls_wait_for_are_shown() -> None:
     gate = Gate(VirtualClock())
     hosts = waiting("http://a.test/1", "http://b.test/1", "http://b.test/2")
-    turns = await hosts.busiest(gate, gate.clock, 1)
-    assert [(turn.host, turn.waiting) for turn in turns] == [("b.test", 2)]
+    due = await hosts.busiest(gate, gate.clock, 1)
+    assert [(one.host, one.waiting) for one in due] == [("b.test", 2)]
 
 
 async def test_a_host_without_waiting_urls_is_forgotten() -> None:
@@ -114,15 +114,15 @@ async def test_a_host_without_waiting_urls_is_forgotten() -> None:
     assert len(hosts) == 0
 
 
-async def test_the_soonest_turn_of_all() -> None:
+async def test_the_soonest_time_is_that_of_the_host_due_first() -> None:
     gate = Gate(VirtualClock())
-    gate.next_turn("a.test", 30)
-    gate.next_turn("b.test", 5)
+    gate.due_in("a.test", 30)
+    gate.due_in("b.test", 5)
     hosts = waiting("http://a.test/1", "http://b.test/1")
     assert await hosts.soonest(gate, gate.clock, 1.0) == 5
 
 
-async def test_a_deferred_origin_says_nothing_of_another_one_of_the_same_host() -> None:
+async def test_a_deferred_origin_does_not_defer_another_origin_of_its_host() -> None:
     gate = Gate(VirtualClock())
     gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
     hosts = waiting("https://a.test/1", "http://a.test/1", "http://a.test:8080/1")
@@ -141,27 +141,27 @@ async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_n
         grant.report(200)
         grant.release()
         gate.clocks["a.test"] = list(scheduler.why("a.test"))
-        turn = await waiting().due_origin("http://a.test/1", gate, clock)
-        assert (turn.seconds, turn.interval) == (pytest.approx(left), 0.0)
-    assert turn.holdup is not None
-    assert turn.holdup.reason == "budget"
+        due = await waiting().due_origin("http://a.test/1", gate, clock)
+        assert (due.seconds, due.interval) == (pytest.approx(left), 0.0)
+    assert due.holdup is not None
+    assert due.holdup.reason == "budget"
     await scheduler.close()
 
 
-async def test_the_latest_of_all_is_what_holds_it_up() -> None:
+async def test_the_clock_that_ends_last_is_named_as_what_holds_a_host_up() -> None:
     gate = Gate(VirtualClock())
-    gate.next_turn("a.test", 5)
-    gate.next_turn("a.test", 60, "block")
+    gate.due_in("a.test", 5)
+    gate.due_in("a.test", 60, "block")
     until = utc(gate.clock.wall() + 60)
     assert (await waiting().due_origin("http://a.test/1", gate, gate.clock)).holdup == Holdup(
         "host_blocked", "source of block", until
     )
     gate.deferred["http://a.test/1"] = later = utc(gate.clock.wall() + 600)
-    (turn,) = await waiting("http://a.test/1").busiest(gate, gate.clock, 1)
-    assert turn.holdup == Holdup("server_error", "server error", later)
+    (due,) = await waiting("http://a.test/1").busiest(gate, gate.clock, 1)
+    assert due.holdup == Holdup("server_error", "server error", later)
 
 
-async def test_the_interval_in_force_is_known() -> None:
+async def test_the_interval_of_a_host_is_that_of_the_deciding_clock() -> None:
     gate = Gate(VirtualClock())
     gate.clocks["a.test"] = [
         SimpleNamespace(

@@ -48,7 +48,7 @@ def test_a_failed_url_is_tried_again(path: Path) -> None:
 HOPS = ((301, "https://a.test/"), (302, "https://a.test/home"))
 
 
-def test_where_a_redirect_led_is_done_with_the_page(path: Path) -> None:
+def test_the_hops_of_a_fetched_page_are_done(path: Path) -> None:
     with Manifest(path) as manifest:
         manifest.write(entry("http://a.test/", redirects=HOPS, size=5))
     with Manifest(path) as manifest:
@@ -56,7 +56,7 @@ def test_where_a_redirect_led_is_done_with_the_page(path: Path) -> None:
         assert manifest.fetched("https://a.test/home")
 
 
-def test_an_entry_without_the_page_vouches_for_itself_alone(path: Path) -> None:
+def test_an_entry_without_a_page_marks_only_its_own_url_as_done(path: Path) -> None:
     with Manifest(path) as manifest:
         manifest.write(entry("http://a.test/", redirects=HOPS))
     with Manifest(path) as manifest:
@@ -64,7 +64,7 @@ def test_an_entry_without_the_page_vouches_for_itself_alone(path: Path) -> None:
         assert not manifest.done("https://a.test/home")
 
 
-def test_a_denied_url_is_done_but_has_no_page(path: Path) -> None:
+def test_a_denied_url_is_done_without_a_page(path: Path) -> None:
     with Manifest(path) as manifest:
         manifest.write(entry("https://a.test/1", Result.DENIED))
         assert not manifest.fetched("https://a.test/1")
@@ -74,7 +74,7 @@ def test_a_denied_url_is_done_but_has_no_page(path: Path) -> None:
     ("warc", "missing"),
     [(WarcPlace("p.warc", 0, 9), False), (WarcPlace("old/p.warc", 0, 9), True), (None, True)],
 )
-def test_it_knows_which_pages_this_runs_warc_file_lacks(
+def test_the_manifest_knows_which_pages_the_warc_file_of_this_run_lacks(
     path: Path, warc: WarcPlace | None, missing: bool
 ) -> None:
     with Manifest(path) as manifest:
@@ -97,7 +97,7 @@ def test_a_torn_last_line_is_cut_off(path: Path, torn: bytes) -> None:
     assert [json.loads(line)["url"] for line in lines] == ["https://a.test/1", "https://a.test/2"]
 
 
-def test_a_last_line_without_its_end_is_not_believed(path: Path) -> None:
+def test_a_last_line_without_a_line_end_is_not_counted_as_done(path: Path) -> None:
     with Manifest(path) as manifest:
         line = manifest.write(entry("https://a.test/1"))
     path.write_bytes(line.rstrip(b"\n"))
@@ -115,7 +115,7 @@ def test_a_line_in_the_middle_that_is_no_entry_is_counted_and_left_alone(path: P
     assert path.read_bytes().startswith(b"a note\n")
 
 
-def test_it_knows_the_last_page_in_each_warc_file(path: Path) -> None:
+def test_the_manifest_knows_the_last_record_of_each_warc_file(path: Path) -> None:
     with Manifest(path) as manifest:
         manifest.write(entry("https://a.test/1", warc=WarcPlace("a.warc", 0, 700)))
         manifest.write(entry("https://a.test/2", warc=WarcPlace("a.warc", 700, 900)))
@@ -123,7 +123,7 @@ def test_it_knows_the_last_page_in_each_warc_file(path: Path) -> None:
         assert manifest.warc_places == {"a.warc": WarcPlace("a.warc", 700, 900)}
 
 
-def test_a_line_says_the_deciding_line_and_the_time_in_rfc_3339(path: Path) -> None:
+def test_an_entry_has_the_deciding_line_and_the_time_in_rfc_3339(path: Path) -> None:
     rule = Rule(line=4, field="disallow", value="/x", text="Disallow: /x")
     decision = Decision(
         verdict=Verdict.DENY,

@@ -36,7 +36,7 @@ async def turns_of_the_loop(many: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_first_stops_it_cleanly(
+def test_the_first_signal_stops_the_crawl_cleanly(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = Running()
@@ -52,7 +52,9 @@ def test_the_first_stops_it_cleanly(
     assert "stopping: waiting at most 5 s for http://a.test/slow" in capsys.readouterr().err
 
 
-def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> None:
+def test_the_second_signal_ends_the_crawl_and_every_task_runs_its_cleanup(
+    number: signal.Signals,
+) -> None:
     work, wound_up = Running(), []
 
     async def task(name: int) -> None:
@@ -80,7 +82,7 @@ def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> N
 
 
 @pytest.mark.parametrize("error", [None, OSError("full")])
-def test_the_second_may_come_in_the_very_moment_of_the_end(
+def test_a_second_signal_at_the_end_does_not_interrupt_the_clean_up(
     monkeypatch: pytest.MonkeyPatch, error: OSError | None
 ) -> None:
     """Its cancellation must not interrupt the closing of files and connections."""
@@ -107,7 +109,7 @@ def test_the_second_may_come_in_the_very_moment_of_the_end(
     assert closed == [True]
 
 
-def test_later_ones_are_the_runners_again() -> None:
+def test_the_handler_of_the_runner_is_restored_after_the_crawl() -> None:
     """The runner's handler cancels the task instead of raising between two callbacks."""
 
     async def crawl() -> None:

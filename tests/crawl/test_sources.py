@@ -60,7 +60,7 @@ async def test_each_url_knows_the_line_it_stands_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_argument", [True, False])
-async def test_a_hyphen_is_standard_input(pipe: io.FileIO, as_argument: bool) -> None:
+async def test_a_hyphen_reads_standard_input(pipe: io.FileIO, as_argument: bool) -> None:
     pipe.write(b"https://a.test/\r\nhttps://b.test/\n")
     pipe.close()
     found = await (read("-") if as_argument else read(file="-"))
@@ -141,7 +141,7 @@ async def test_a_byte_order_mark_is_no_part_of_the_first_url(tmp_path: Path) -> 
     assert await read(file=str(file)) == ["https://a.test/", "https://b.test/"]
 
 
-async def test_a_long_file_leaves_the_loop_to_others(tmp_path: Path) -> None:
+async def test_reading_a_long_file_lets_other_tasks_run(tmp_path: Path) -> None:
     file = tmp_path / "urls.txt"
     file.write_text("https://a.test/\n" * 50_000)
     others = 0
@@ -159,7 +159,7 @@ async def test_a_long_file_leaves_the_loop_to_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("through", ["a pipe", "a file"])
-async def test_of_a_line_too_long_for_a_url_only_the_beginning_comes(
+async def test_a_line_too_long_for_a_url_is_cut(
     pipe: io.FileIO, tmp_path: Path, through: str
 ) -> None:
     text = b"https://a.test/" + b"x" * 400_000 + b"\nhttps://b.test/\n"

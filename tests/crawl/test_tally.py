@@ -117,7 +117,7 @@ def test_the_summary_is_short_however_many_causes_there_are() -> None:
     assert made.summary(most=5)[-1].strip() == "and 45 more causes"
 
 
-def test_what_is_neither_done_nor_in_flight_waits() -> None:
+def test_urls_neither_done_nor_in_flight_are_waiting() -> None:
     made = tally(fetched(), total=10)
     made.in_flight = 4
     assert made.waiting == 5
@@ -149,11 +149,11 @@ def test_only_a_crawl_that_fetched_everything_is_clean(
          "denied https://a.test/x: line 4: Disallow: /x"),
     ],
 )  # fmt: skip
-def test_a_url_is_one_line(entry: Entry, line: str) -> None:
+def test_each_entry_is_printed_as_one_line(entry: Entry, line: str) -> None:
     assert line_of(entry) == line
 
 
-def test_plain_lines_say_done_denied_waiting_failed_and_the_next_turns() -> None:
+def test_plain_lines_have_the_counts_and_the_hosts_due_next() -> None:
     stream = io.StringIO()
     with Plain(stream) as progress:
         progress.show(tally(fetched(), total=3), [DueOrigin("a.test", 75, 2)])
@@ -183,7 +183,7 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     assert speed == ", 0 URLs/s, 0 bytes/s"
 
 
-def test_a_crawl_takes_at_least_as_long_as_its_slowest_host() -> None:
+def test_the_estimate_is_at_least_that_of_the_slowest_host() -> None:
     meter, made = Speedometer(), Tally(total=110, complete=True)
     slow = DueOrigin("slow.test", 4.0, 10, interval=30.0)
     meter.read(0.0, made, [])
@@ -196,14 +196,14 @@ def test_a_crawl_takes_at_least_as_long_as_its_slowest_host() -> None:
     assert meter.read(10.0, made, [paused]) == rates
 
 
-def test_a_high_rate_is_written_out() -> None:
+def test_a_high_rate_has_thousands_separators() -> None:
     meter, made = Speedometer(), Tally(total=110_000)
     meter.read(0.0, made, [])
     made.done = 1_234
     assert meter.read(1.0, made, []) == ", 1,234 URLs/s, 0 bytes/s"
 
 
-def test_plain_lines_begin_when_there_is_anything_to_say() -> None:
+def test_plain_lines_begin_when_there_is_something_to_report() -> None:
     stream = io.StringIO()
     with Plain(stream) as progress:
         progress.show(Tally(), [])
@@ -231,7 +231,7 @@ def test_a_host_that_is_held_up_says_by_what() -> None:
     assert str(paced) == "a.test in 1:15 (2 waiting)"
 
 
-def test_the_live_display_shows_the_same() -> None:
+def test_the_live_display_shows_entries_totals_and_hosts() -> None:
     stream = io.StringIO()
     with Live(stream) as progress:
         progress.entry(denied("https://a.test/[x]", 4, "Disallow: /[x]"))
@@ -247,7 +247,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_colour_of_what_is_said_is_not_that_of_the_bar(
+def test_a_message_on_the_live_display_has_no_colour_of_the_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -276,14 +276,14 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("make", [Plain, Live])
-def test_what_is_said_is_shown_at_once(make: type[Plain] | type[Live]) -> None:
+def test_a_message_is_shown_at_once_without_markup(make: type[Plain] | type[Live]) -> None:
     stream = io.StringIO()
     with make(stream) as progress:
         progress.say("stopping: [red]https://a.test/ under way")
         assert "stopping: [red]https://a.test/ under way\n" in stream.getvalue()
 
 
-def test_what_is_said_for_machines_goes_past_their_lines(
+def test_a_message_of_a_json_run_goes_to_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Progress().say("stopping")

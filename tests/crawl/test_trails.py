@@ -31,14 +31,14 @@ def begun(*urls: str, max_chain: int = 10) -> RedirectChains:
     return chains
 
 
-def test_a_url_is_known_from_when_it_is_given_or_redirected_to() -> None:
+def test_a_url_is_known_once_it_is_given_or_redirected_to() -> None:
     chains = begun("a")
     chains.extend("a", "b")
     assert ("a" in chains, "b" in chains, "c" in chains) == (True, True, False)
 
 
 @pytest.mark.parametrize("outcome", list(Result))
-def test_every_hop_comes_to_what_its_way_comes_to(outcome: Result) -> None:
+def test_every_hop_has_the_outcome_of_its_chain(outcome: Result) -> None:
     chains = begun("a")
     chains.extend("a", "b")
     assert chains.outcome("b") is None
@@ -46,7 +46,7 @@ def test_every_hop_comes_to_what_its_way_comes_to(outcome: Result) -> None:
     assert (chains.outcome("a"), chains.outcome("b")) == (outcome, outcome)
 
 
-def test_who_follows_says_what_the_other_came_to_and_how_it_went_on() -> None:
+def test_a_chain_that_joins_another_has_its_outcome_and_its_later_hops() -> None:
     chains = begun("a", "b")
     chains.extend("b", "c")
     assert chains.follow(entry("a", "b", status=301)) is None
@@ -55,7 +55,7 @@ def test_who_follows_says_what_the_other_came_to_and_how_it_went_on() -> None:
     assert (told.size, told.file) == (None, None)
 
 
-def test_who_follows_into_the_middle_of_a_way_goes_on_from_there() -> None:
+def test_a_chain_that_joins_another_in_the_middle_has_the_hops_after_that() -> None:
     chains = begun("a", "b")
     chains.extend("b", "c")
     chains.extend("b", "d")
@@ -64,14 +64,14 @@ def test_who_follows_into_the_middle_of_a_way_goes_on_from_there() -> None:
     assert told.redirects == ((302, "c"), (302, "d"))
 
 
-def test_who_follows_one_that_fails_fails() -> None:
+def test_a_chain_that_joins_a_failed_chain_fails() -> None:
     chains = begun("a", "b")
     chains.follow(entry("a", "b", status=301))
     (told,) = chains.end(entry("b", outcome=Result.FAILED, error="reset", status=503))
     assert (told.outcome, told.error, told.status) == (Result.FAILED, "reset", 503)
 
 
-def test_a_circle_is_a_problem_for_whoever_closes_it() -> None:
+def test_a_redirect_loop_fails_in_the_chain_that_closes_it() -> None:
     chains = begun("a", "b", "c")
     assert chains.follow(entry("a", "b")) is None
     assert chains.follow(entry("b", "c")) is None
@@ -82,7 +82,7 @@ def test_a_circle_is_a_problem_for_whoever_closes_it() -> None:
 
 
 @pytest.mark.parametrize("backwards", [True, False])
-def test_a_row_of_redirects_is_as_long_as_one_may_be_alone(backwards: bool) -> None:
+def test_joined_chains_have_the_bound_of_a_single_chain(backwards: bool) -> None:
     names = [str(number) for number in range(8)]
     chains = begun(*names, max_chain=3)
     pairs = list(itertools.pairwise(names))
@@ -99,7 +99,7 @@ def test_a_row_of_redirects_is_as_long_as_one_may_be_alone(backwards: bool) -> N
     assert [outcomes[name] for name in names] == [Result.FAILED] * 4 + [Result.FETCHED] * 4
 
 
-def test_a_url_that_was_denied_may_be_part_of_another_way() -> None:
+def test_a_denied_url_may_be_part_of_a_later_chain() -> None:
     chains = begun("b")
     chains.end(entry("b", outcome=Result.DENIED))
     chains.begin("a")

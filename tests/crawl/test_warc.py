@@ -64,7 +64,7 @@ def test_a_page_is_a_response_and_a_request(tmp_path: Path, name: str) -> None:
     assert request[2].http_headers.get_header("User-Agent") == "bot"
 
 
-def test_it_is_warc_1_1(tmp_path: Path) -> None:
+def test_records_are_written_as_warc_1_1(tmp_path: Path) -> None:
     path = tmp_path / "pages.warc"
     with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"x")
@@ -97,7 +97,7 @@ both = pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])
 @both
 @pytest.mark.parametrize("torn", [1, 5, 200])
 @pytest.mark.parametrize("known", [True, False])
-def test_half_a_record_at_the_end_is_cut_off_and_whole_ones_stay(
+def test_a_partial_record_at_the_end_is_cut_off_and_whole_records_stay(
     tmp_path: Path, name: str, torn: int, known: bool
 ) -> None:
     path = tmp_path / name
@@ -114,7 +114,7 @@ def test_half_a_record_at_the_end_is_cut_off_and_whole_ones_stay(
 
 
 @both
-def test_a_file_that_no_manifest_knows_is_appended_to(tmp_path: Path, name: str) -> None:
+def test_a_warc_file_unknown_to_any_manifest_is_appended_to(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"first")
@@ -141,7 +141,7 @@ def test_a_file_damaged_in_its_middle_is_refused_and_left_alone(tmp_path: Path, 
 
 @both
 @pytest.mark.parametrize("place", [WarcPlace("x", 0, 77), WarcPlace("x", 0, 10**6)])
-def test_a_file_that_is_not_what_the_manifest_speaks_of_is_refused_and_left_alone(
+def test_a_warc_file_that_does_not_match_the_manifest_is_refused_unchanged(
     tmp_path: Path, name: str, place: WarcPlace
 ) -> None:
     path = tmp_path / name
@@ -154,7 +154,7 @@ def test_a_file_that_is_not_what_the_manifest_speaks_of_is_refused_and_left_alon
 
 
 @pytest.mark.parametrize("text", [b"my thesis", b"\x1f\x8bbroken", b"WARC/1.1\r\nWARC-Type: x"])
-def test_a_strangers_file_is_refused_and_left_alone(tmp_path: Path, text: bytes) -> None:
+def test_a_file_of_another_program_is_refused_unchanged(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "pages.warc"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match="does not belong to this crawl"):
@@ -162,7 +162,7 @@ def test_a_strangers_file_is_refused_and_left_alone(tmp_path: Path, text: bytes)
     assert path.read_bytes() == text
 
 
-def test_a_record_that_could_not_be_written_leaves_no_half(tmp_path: Path) -> None:
+def test_a_record_that_fails_to_be_written_is_cut_off(tmp_path: Path) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell() > 10:

@@ -22,7 +22,7 @@ def block(first: str) -> list[str]:
     return [line[4:] for line in found[0].splitlines()]
 
 
-def test_every_module_stands_once_on_the_map() -> None:
+def test_every_module_is_named_once_on_the_map() -> None:
     loader = importlib.machinery.SourceFileLoader("structure", str(ROOT / ".ci" / "structure"))
     spec = importlib.util.spec_from_loader("structure", loader)
     assert spec is not None
@@ -38,13 +38,13 @@ def contracts(kind: str) -> list[dict[str, Any]]:
     return [one for one in every if one["type"] == kind]
 
 
-def test_the_layers_are_those_that_are_held() -> None:
+def test_the_layers_on_the_page_are_those_of_the_import_contract() -> None:
     (layers,) = (one["layers"] for one in contracts("layers"))
     held = [re.findall(r"\w+", layer) for layer in layers if layer != "__main__"]
     assert [re.findall(r"\w+", line.partition("  ")[0]) for line in block("cli")] == held
 
 
-def test_each_product_imports_what_the_page_says() -> None:
+def test_the_imports_of_each_product_are_those_on_the_page() -> None:
     (core,) = contracts("forbidden")[:1]
     held = {name: set[str]() for name in core["forbidden_modules"]}
     for contract in contracts("protected"):

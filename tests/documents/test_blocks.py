@@ -151,7 +151,7 @@ async def test_a_shell_block_runs(block: Block, surroundings: Surroundings) -> N
     assert code == block.exit_code, output
 
 
-def test_what_is_shown_as_configuration_or_json_is_that() -> None:
+def test_configuration_and_json_blocks_are_valid() -> None:
     for block in BLOCKS:
         if block.kind == "toml":
             Config.from_dict(tomllib.loads(block.text))
@@ -159,7 +159,7 @@ def test_what_is_shown_as_configuration_or_json_is_that() -> None:
             json.loads(block.text)
 
 
-def test_every_block_has_a_kind_that_is_looked_after() -> None:
+def test_every_block_is_of_a_kind_that_is_tested() -> None:
     assert {block.kind for block in BLOCKS} <= KINDS
     reasons = [block.not_run for block in BLOCKS if block.not_run is not None]
     assert all(reasons)

@@ -59,7 +59,7 @@ def config_of(manifests: list[dict[str, Any]]) -> Config:
     return Config.from_dict(tomllib.loads(made["data"]["gatekeeper.toml"]))
 
 
-def test_both_are_there() -> None:
+def test_both_sets_of_manifests_are_present() -> None:
     assert sorted(FILES) == ["fleet.yaml", "sidecar.yaml"]
 
 
@@ -146,7 +146,7 @@ def test_the_image_has_the_extras_that_the_fleet_needs() -> None:
     assert "redis" in (ROOT / "Dockerfile").read_text().partition(".[")[2].partition("]")[0]
 
 
-def test_compose_sets_settings_that_there_are() -> None:
+def test_compose_yaml_sets_existing_settings() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     settings = Settings.load(None, environ=services["gatekeeper"]["environment"])
     check_config(settings.config, settings.identity())

@@ -44,7 +44,7 @@ def test_every_code_has_its_section_in_order() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_section_says_what_the_linter_says(code: str) -> None:
+def test_a_section_has_the_severity_and_the_meaning_of_its_code(code: str) -> None:
     intro = SECTIONS[code].intro
     assert intro.startswith(f"*{CODES[code].severity.capitalize()}*")
     assert CODES[code].meaning in intro
@@ -52,13 +52,13 @@ def test_a_section_says_what_the_linter_says(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(set(CODES) - WITHOUT_EXAMPLES))
-def test_the_bad_example_shows_it_and_the_good_one_shows_nothing(code: str) -> None:
+def test_the_bad_example_has_the_finding_and_the_good_one_has_none(code: str) -> None:
     blocks = SECTIONS[code].blocks
     assert code in [finding.code for finding in RobotsTxt.parse(blocks["Bad"]).findings]
     assert [finding.code for finding in RobotsTxt.parse(blocks["Good"] + "\n").findings] == []
 
 
-def test_the_hooks_of_pre_commit_call_what_there_is(tmp_path: object) -> None:
+def test_the_pre_commit_hooks_call_existing_commands(tmp_path: object) -> None:
     hooks = (ROOT / ".pre-commit-hooks.yaml").read_text("utf-8")
     workflow = (ROOT / "examples" / "robots-txt.yml").read_text("utf-8")
     calls = re.findall(r"(?:entry:|run:) gatekeeper (lint[^\n>]*)", hooks + workflow)

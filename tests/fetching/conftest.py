@@ -24,7 +24,7 @@ class Asker:
 
     def __init__(self, net: FakeInternet) -> None:
         self.net = net
-        self.turns: list[tuple[str, str]] = []
+        self.leases: list[tuple[str, str]] = []
         """("take" | "give", url), in order."""
         self.reports: list[tuple[str, int | None, float | None]] = []
         self.known: Callable[[str], Retrieval | None] | None = None
@@ -32,10 +32,10 @@ class Asker:
     @asynccontextmanager
     async def acquire(self, target: Target) -> AsyncIterator[Any]:
         url = target.url
-        self.turns.append(("take", url))
+        self.leases.append(("take", url))
         asker = self
 
-        class Turn:
+        class Lease:
             def report(
                 self,
                 *,
@@ -46,9 +46,9 @@ class Asker:
                 asker.reports.append((url, status, retry_after))
 
         try:
-            yield Turn()
+            yield Lease()
         finally:
-            self.turns.append(("give", url))
+            self.leases.append(("give", url))
 
     async def __call__(
         self,

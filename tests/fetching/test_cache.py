@@ -77,7 +77,7 @@ async def test_one_text_larger_than_the_bound_is_no_error() -> None:
         assert (await it.get(origin(2))).reachable
 
 
-async def test_a_pause_on_the_ladder_is_never_dropped_while_it_is_the_only_copy() -> None:
+async def test_a_record_that_says_when_to_retry_is_not_dropped_without_storage() -> None:
     async with house(DOWN, cache={"hot_records": 1, "max_bytes": 10_000}) as it:
         for number in range(20):
             await it.get(origin(number))
@@ -90,7 +90,7 @@ async def test_a_pause_on_the_ladder_is_never_dropped_while_it_is_the_only_copy(
         assert len(it.source.asked) == asked
 
 
-async def test_what_was_dropped_is_found_in_the_storage() -> None:
+async def test_a_dropped_record_is_read_from_the_storage() -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage, cache={"hot_records": 1, "max_bytes": 4_000}) as it:
         for number in range(100):
@@ -135,7 +135,7 @@ def test_a_record_without_a_text_costs_what_is_reckoned(reachable: bool) -> None
 
 
 @pytest.mark.parametrize("set_back", [0.0, -3_600.0])
-async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_record(
+async def test_refusals_of_the_guard_are_forgotten_without_a_look_at_every_record(
     monkeypatch: pytest.MonkeyPatch, set_back: float
 ) -> None:
     """With 300,000 hot records, checking each would block the loop for a tenth of a second."""
@@ -170,7 +170,7 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
         assert len(it.source.asked) == 4  # only the guard's refusals were forgotten
 
 
-async def test_what_is_asked_about_stays_hot() -> None:
+async def test_a_record_that_is_asked_about_stays_in_use() -> None:
     async with house(cache={"hot_records": 20}) as it:
         await fill(it, 20)
         for number in range(20, 200):

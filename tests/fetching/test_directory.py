@@ -55,7 +55,7 @@ async def test_a_thousand_questions_are_one_fetch() -> None:
         assert it.directory.stats().waiting == 0
 
 
-async def test_the_first_caller_may_leave() -> None:
+async def test_a_cancelled_first_caller_does_not_end_the_fetch() -> None:
     source = held()
     async with house(source) as it:
         first, second = (asyncio.create_task(it.get()) for _ in range(2))
@@ -69,7 +69,7 @@ async def test_the_first_caller_may_leave() -> None:
         assert source.asked == [ORIGIN]
 
 
-async def test_all_callers_may_leave_and_the_answer_is_kept() -> None:
+async def test_a_fetch_that_all_callers_left_is_finished_and_kept() -> None:
     source = held()
     async with house(source) as it:
         tasks = [asyncio.create_task(it.get()) for _ in range(5)]
@@ -102,7 +102,7 @@ async def test_a_slow_origin_delays_no_other() -> None:
         await asyncio.gather(slow, return_exceptions=True)
 
 
-async def test_closing_wakes_those_who_wait() -> None:
+async def test_closing_ends_the_wait_of_every_caller() -> None:
     source = held()
     async with house(source) as it:
         waiting = asyncio.create_task(it.get())
@@ -115,7 +115,7 @@ async def test_closing_wakes_those_who_wait() -> None:
             await it.get()
 
 
-async def test_closing_wakes_those_whose_question_has_not_begun_to_be_asked() -> None:
+async def test_closing_ends_the_wait_of_callers_whose_fetch_has_not_begun() -> None:
     source = held()
     async with house(source) as it:
         waiting = asyncio.create_task(it.get())
@@ -127,7 +127,7 @@ async def test_closing_wakes_those_whose_question_has_not_begun_to_be_asked() ->
         assert it.directory.stats().in_flight == 0
 
 
-async def test_a_question_too_many_is_deferred_not_queued() -> None:
+async def test_a_question_beyond_max_waiters_is_deferred() -> None:
     source = held()
     async with house(source, cache={"max_waiters": 3}) as it:
         waiting = [asyncio.create_task(it.get()) for _ in range(3)]
@@ -170,7 +170,7 @@ async def test_many_questions_in_the_soft_time_are_one_refresh() -> None:
         assert it.source.asked == [ORIGIN] * 2
 
 
-async def test_hard_expiry_waits() -> None:
+async def test_a_question_after_hard_expiry_waits_for_the_new_file() -> None:
     async with house(lasting(HOUR, OLD)) as it:
         await it.get()
         it.source.answer = lasting(HOUR, NEW)
@@ -179,7 +179,7 @@ async def test_hard_expiry_waits() -> None:
         assert it.allows(await it.get(), "/old") is True
 
 
-async def test_two_origins_do_not_refresh_in_step() -> None:
+async def test_origins_learnt_together_expire_at_different_times() -> None:
     async with house() as it:
         records = [await it.get(f"https://o{n}.test") for n in range(20)]
         assert len({record.fresh_until for record in records}) == 20
@@ -215,7 +215,7 @@ async def test_policies_of_one_text_are_bounded() -> None:
         assert known == [7, 8, 9]
 
 
-async def test_a_forced_refresh_asks_whatever_is_known() -> None:
+async def test_a_forced_refresh_fetches_a_file_that_is_still_fresh() -> None:
     async with house(file(OLD)) as it:
         await it.get()
         it.source.answer = file(NEW)
@@ -223,7 +223,7 @@ async def test_a_forced_refresh_asks_whatever_is_known() -> None:
         assert len(it.source.asked) == 2
 
 
-async def test_a_forced_refresh_waits_for_the_news_of_a_flight_under_way() -> None:
+async def test_a_forced_refresh_waits_for_the_fetch_in_flight() -> None:
     async with house(lasting(HOUR, OLD)) as it:
         await it.get()
         it.source.answer = file(NEW)
@@ -245,7 +245,7 @@ async def test_a_large_text_is_read_beside_the_loop_and_kept_once() -> None:
         assert it.allows(records[0], "/x") is False
 
 
-async def test_after_closing_no_flight_begins() -> None:
+async def test_after_closing_no_fetch_begins() -> None:
     async with house(lasting(HOUR)) as it:
         await it.get()
         await it.clock.elapse(0.96 * HOUR)
@@ -265,7 +265,7 @@ async def test_peek_never_asks() -> None:
 # The ladder
 
 
-async def test_an_unreachable_origin_is_asked_ever_less_often() -> None:
+async def test_an_unreachable_origin_is_asked_at_growing_intervals() -> None:
     async with house(DOWN) as it:
         asked_at = []
         for _ in range(8):
@@ -296,7 +296,7 @@ async def test_retry_after_is_obeyed_within_bounds(asked: float, least: float, m
         assert least <= record.expires - it.clock.monotonic() <= most
 
 
-async def test_an_answer_ends_the_ladder() -> None:
+async def test_an_answer_resets_the_retry_delays() -> None:
     async with house(DOWN) as it:
         await it.get()
         await it.clock.elapse(100)
@@ -308,7 +308,7 @@ async def test_an_answer_ends_the_ladder() -> None:
         assert (record.step, record.unreachable_since) == (0, None)
 
 
-async def test_twelve_hours_of_nothing_then_the_old_copy() -> None:
+async def test_an_outage_defers_for_twelve_hours_and_then_the_old_copy_holds() -> None:
     async with house(lasting(HOUR, OLD)) as it:
         await it.get()
         it.source.answer = DOWN
@@ -322,7 +322,7 @@ async def test_twelve_hours_of_nothing_then_the_old_copy() -> None:
         assert all(answer is False for after, answer in seen if after >= 12 * HOUR)
 
 
-async def test_after_a_month_a_site_that_is_up_is_welcome() -> None:
+async def test_a_site_unreachable_for_a_month_is_allowed_if_its_pages_answer() -> None:
     async with house(DOWN) as it:
         await it.get()
         await it.clock.elapse(30 * DAY + 1)
@@ -333,7 +333,7 @@ async def test_after_a_month_a_site_that_is_up_is_welcome() -> None:
         assert (standing.verdict, standing.reason) == (Verdict.ALLOW, Reason.LONG_UNREACHABLE)
 
 
-async def test_a_failed_page_does_not_make_a_site_up() -> None:
+async def test_a_failed_page_does_not_count_as_a_site_that_is_up() -> None:
     async with house(DOWN) as it:
         await it.get()
         await it.clock.elapse(30 * DAY + 1)
@@ -341,7 +341,7 @@ async def test_a_failed_page_does_not_make_a_site_up() -> None:
         assert (await it.get()).standing(it.clock).verdict is Verdict.DEFER
 
 
-async def test_the_unexpected_defers_is_counted_and_logged(
+async def test_an_unexpected_error_defers_and_is_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR, "gatekeeper.fetching"):
@@ -385,7 +385,7 @@ async def test_a_jump_of_the_wall_clock_changes_no_lifetime(jump: float) -> None
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-async def test_a_jump_of_the_wall_clock_moves_nobody_on_the_ladder(jump: float) -> None:
+async def test_a_jump_of_the_wall_clock_changes_no_retry_delay(jump: float) -> None:
     async with house(lasting(HOUR, OLD)) as it:
         await it.get()
         it.source.answer = DOWN
@@ -399,7 +399,7 @@ async def test_a_jump_of_the_wall_clock_moves_nobody_on_the_ladder(jump: float) 
 # Changes, and other origins
 
 
-async def test_a_change_of_rules_is_told() -> None:
+async def test_a_change_of_rules_is_told_to_subscribers() -> None:
     told: list[tuple[str, RobotsTxt | None, RobotsTxt | None]] = []
     async with house(file(OLD)) as it:
         unsubscribe = it.directory.subscribe(lambda *change: told.append(change))
@@ -423,7 +423,9 @@ async def test_a_change_of_rules_is_told() -> None:
     assert told[0][2] is record.text.robots
 
 
-async def test_a_subscriber_that_fails_spoils_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_subscriber_that_raises_does_not_fail_a_refresh(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with house(file(OLD)) as it:
         it.directory.subscribe(lambda *_: 1 / 0)
         await it.get()
@@ -449,13 +451,13 @@ async def test_a_redirect_to_anothers_file_fills_its_record() -> None:
 @pytest.mark.parametrize(
     "url", ["https://b.test/other", "https://b.test/a/robots.txt", "https://b.test/robots.txt?x"]
 )
-async def test_a_redirect_elsewhere_fills_nothing(url: str) -> None:
+async def test_a_redirect_to_another_path_fills_no_record_of_its_target(url: str) -> None:
     async with house(file(OLD, hops=(url,), url=url)) as it:
         await it.get()
         assert it.directory.peek("https://b.test") is None
 
 
-async def test_a_fresh_record_is_not_overwritten_by_a_neighbours_redirect() -> None:
+async def test_a_fresh_record_is_not_overwritten_by_a_redirect_of_another_origin() -> None:
     url = "https://b.test/robots.txt"
 
     def answer(origin: str) -> Retrieval:
@@ -467,7 +469,7 @@ async def test_a_fresh_record_is_not_overwritten_by_a_neighbours_redirect() -> N
         assert it.directory.peek("https://b.test") is before
 
 
-async def test_a_redirect_respects_the_targets_ladder() -> None:
+async def test_a_redirect_respects_the_retry_delay_of_its_target() -> None:
     async with house(DOWN) as it:
         await it.get("https://b.test")
         fresh = it.directory.known("https://b.test")
@@ -479,7 +481,7 @@ async def test_a_redirect_respects_the_targets_ladder() -> None:
 # Many concurrent callers
 
 
-async def test_ten_thousand_origins_at_once_one_in_ten_dead() -> None:
+async def test_one_dead_origin_in_ten_thousand_delays_no_living_one() -> None:
     clock = VirtualClock(start=1000.0)
     answered: dict[str, float] = {}
 

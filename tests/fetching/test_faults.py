@@ -51,7 +51,7 @@ class Book:
         return [self.fail(origin(n), began=began, now=now) for n in range(count)][-1]
 
 
-def test_many_failures_at_once_and_no_answer_are_our_own_fault() -> None:
+def test_failures_of_many_sites_without_an_answer_are_a_local_fault() -> None:
     book = Book()
     verdicts = [book.fail(origin(i), began=0.0, now=1.0) for i in range(MIN_FAILED_SITES)]
     assert verdicts == [False] * (MIN_FAILED_SITES - 1) + [True]
@@ -69,7 +69,7 @@ class Unlisted(dict[str, float]):
     values = items
 
 
-def test_an_answer_of_one_more_origin_looks_at_no_other() -> None:
+def test_an_answer_costs_the_same_however_many_origins_answered() -> None:
     faults = Book().faults
     faults.answered(origin("first"), 0.0)  # at the start an answer has to be reported
     faults.answered_at = Unlisted()
@@ -83,47 +83,47 @@ def test_an_answer_of_one_more_origin_looks_at_no_other() -> None:
     assert origin(2_001) not in kept
 
 
-def test_one_origin_failing_often_is_one_origin() -> None:
+def test_repeated_failures_of_one_origin_count_once() -> None:
     book = Book()
     assert not any(book.fail(origin("same"), began=0.0, now=0.1 * i) for i in range(100))
 
 
 @pytest.mark.parametrize("count", [25, 200, 2000])
-def test_one_site_is_one_however_many_names_it_has(count: int) -> None:
+def test_failures_of_many_names_of_one_site_count_once(count: int) -> None:
     book = Book()
     names = [f"https://n{i}.shop.example.test" for i in range(count)]
     assert not any(book.fail(name, began=0.0, now=1.0) for name in names)
 
 
 @pytest.mark.parametrize("count", [25, 200, 2000])
-def test_one_address_is_one_however_many_domains_it_has(count: int) -> None:
+def test_failures_of_many_domains_at_one_address_count_once(count: int) -> None:
     book = Book()
     at = ("203.0.113.7",)
     assert not any(book.fail(origin(i), began=0.0, now=1.0, at=at) for i in range(count))
 
 
-def test_a_few_machines_with_many_names_each_are_a_few() -> None:
+def test_failures_of_many_names_count_once_per_machine() -> None:
     book = Book()
     for i in range(300):
         at = (f"203.0.113.{i % 19}", f"2001:db8::{i % 19}")
         assert not book.fail(origin(i), began=0.0, now=1.0, at=at)
 
 
-def test_addresses_of_one_domain_are_one_site() -> None:
+def test_addresses_of_one_domain_count_as_one_site() -> None:
     book = Book()
     for i in range(100):
         name = f"https://n{i}.example.test"
         assert not book.fail(name, began=0.0, now=1.0, at=(f"203.0.113.{i}",))
 
 
-def test_what_is_one_site() -> None:
+def test_a_site_is_a_registered_domain_or_an_address() -> None:
     assert site_of("https://www.example.co.uk:444") in {"example.co.uk", "co.uk"}
     assert site_of("https://a.b.example.com") == site_of("http://example.com:81") == "example.com"
     assert site_of("http://203.0.113.7:81") == "203.0.113.7"
     assert site_of("http://[2001:DB8::1]:81") == "2001:db8::1"
 
 
-def test_failures_spread_over_time_are_the_sites_own() -> None:
+def test_failures_spread_over_time_are_no_local_fault() -> None:
     book = Book()
     assert not any(
         book.fail(origin(i), began=i * WINDOW_SECONDS, now=i * WINDOW_SECONDS + 1)
@@ -132,7 +132,7 @@ def test_failures_spread_over_time_are_the_sites_own() -> None:
     assert not book.undone
 
 
-def test_an_answer_while_they_failed_clears_them_all() -> None:
+def test_an_answer_clears_the_failures_that_began_before_it() -> None:
     book = Book()
     book.fail_many(MIN_FAILED_SITES - 1)
     book.faults.answered(origin("living"), 1.5)
@@ -150,14 +150,14 @@ def test_failures_that_began_after_the_last_answer_count() -> None:
     assert book.fail_many(began=2.0, now=3.0)
 
 
-def test_a_small_share_of_failures_is_nothing_unusual() -> None:
+def test_a_small_share_of_failing_sites_is_no_local_fault() -> None:
     book = Book()
     for i in range(100):
         book.faults.answered(f"https://up{i}.test", 1.0)
     assert not book.fail_many(25, began=2.0, now=3.0)
 
 
-def test_names_of_one_living_site_are_no_large_share() -> None:
+def test_many_names_of_one_living_site_do_not_hide_a_local_fault() -> None:
     # One site that answers under 300 names must not mask that all others fail.
     book = Book()
     for i in range(300):
@@ -165,7 +165,7 @@ def test_names_of_one_living_site_are_no_large_share() -> None:
     assert book.fail_many(began=2.0, now=3.0)
 
 
-def test_any_answer_ends_the_fault() -> None:
+def test_any_answer_ends_a_local_fault() -> None:
     book = Book()
     book.fail_many()
     book.faults.answered(origin(3), 5.0)
@@ -176,7 +176,7 @@ def test_any_answer_ends_the_fault() -> None:
     assert book.faults.count == 1
 
 
-def test_everything_that_was_recorded_is_undone_the_latest_first() -> None:
+def test_a_local_fault_undoes_recorded_failures_latest_first() -> None:
     book = Book()
     for step in range(3):
         book.faults.failed(origin(0), began=0.0, now=0.1 * step, undo=book.undo_of(f"step {step}"))
@@ -185,7 +185,7 @@ def test_everything_that_was_recorded_is_undone_the_latest_first() -> None:
     assert book.undone[:3] == ["step 2", "step 1", "step 0"]
 
 
-def test_an_answer_that_is_about_to_come_is_waited_for() -> None:
+def test_a_local_fault_is_declared_only_after_a_pause_for_an_answer() -> None:
     # Between two answers of one busy host a whole list of names can fail.
     book = Book()
     book.faults.answered(origin("living"), 1.0)
@@ -198,7 +198,7 @@ def test_an_answer_that_is_about_to_come_is_waited_for() -> None:
     assert book.changes == []
 
 
-def test_if_it_does_not_come_the_fault_is_told_though_nothing_else_happens() -> None:
+def test_a_local_fault_is_declared_at_the_end_of_the_pause() -> None:
     book = Book()
     book.faults.answered(origin("living"), 1.0)
     book.fail_many(MIN_FAILED_SITES + 5, began=1.01, now=1.1)
@@ -210,7 +210,7 @@ def test_if_it_does_not_come_the_fault_is_told_though_nothing_else_happens() -> 
     assert len(book.undone) == MIN_FAILED_SITES + 5
 
 
-def test_false_alarms_are_learnt_from() -> None:
+def test_a_false_alarm_is_not_declared_a_second_time() -> None:
     # A host answers every 1.5 seconds, and names that fail immediately are tried all the time.
     book, now, answered = Book(), 0.0, -1.0
     for tick in range(600):
@@ -229,21 +229,21 @@ def test_false_alarms_are_learnt_from() -> None:
 # -- a few that answered recently
 
 
-def hear(book: Book, count: int, now: float = 0.0) -> None:
+def answer_from(book: Book, count: int, now: float = 0.0) -> None:
     for i in range(count):
         book.faults.answered(origin(i), now)
 
 
-def test_three_that_answered_lately_are_enough_where_they_are_all() -> None:
+def test_failures_of_all_three_sites_that_answered_lately_are_a_local_fault() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES)
+    answer_from(book, MIN_RECENT_SITES)
     verdicts = [book.fail(origin(i), began=1.0, now=2.0) for i in range(MIN_RECENT_SITES)]
     assert verdicts == [False] * (MIN_RECENT_SITES - 1) + [True]
 
 
-def test_others_that_answered_lately_are_asked_first() -> None:
+def test_other_sites_that_answered_lately_are_probed_before_a_local_fault() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES + 2)
+    answer_from(book, MIN_RECENT_SITES + 2)
     assert not any(book.fail(origin(i), began=1.0, now=2.0) for i in range(MIN_RECENT_SITES))
     assert book.doubts == 1
     assert book.faults.pause(2.0) == 0.0
@@ -253,9 +253,9 @@ def test_others_that_answered_lately_are_asked_first() -> None:
     assert book.fail(origin(MIN_RECENT_SITES + 1), began=2.0, now=3.0), "none of them answers"
 
 
-def test_one_of_them_that_answers_settles_it() -> None:
+def test_one_probed_site_that_answers_rules_a_local_fault_out() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES + 2)
+    answer_from(book, MIN_RECENT_SITES + 2)
     for i in range(MIN_RECENT_SITES):
         book.fail(origin(i), began=1.0, now=2.0)
     book.faults.next_probes(2.0)
@@ -265,7 +265,7 @@ def test_one_of_them_that_answers_settles_it() -> None:
     assert book.undone == []
 
 
-def test_three_names_of_one_site_that_answered_lately_are_one() -> None:
+def test_three_names_of_one_site_that_answered_lately_count_once() -> None:
     book = Book()
     names = [f"https://n{i}.example.test" for i in range(10)]
     for name in names:
@@ -273,16 +273,16 @@ def test_three_names_of_one_site_that_answered_lately_are_one() -> None:
     assert not any(book.fail(name, began=1.0, now=2.0) for name in names)
 
 
-def test_those_that_answered_long_ago_are_no_better_than_strangers() -> None:
+def test_sites_that_answered_long_ago_count_like_unknown_ones() -> None:
     book = Book()
-    hear(book, 10)
+    answer_from(book, 10)
     late = RECENT_SECONDS + 1.0
     assert not any(book.fail(origin(i), began=late, now=late + 1) for i in range(10))
 
 
-def test_no_answer_for_no_known_reason_is_asked_after_and_proves_nothing() -> None:
+def test_failures_without_a_known_reason_are_probed_and_are_no_evidence() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES)
+    answer_from(book, MIN_RECENT_SITES)
     for i in range(MIN_RECENT_SITES):
         book.faults.failed(
             origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)), evidence=False
@@ -296,9 +296,9 @@ def test_no_answer_for_no_known_reason_is_asked_after_and_proves_nothing() -> No
     assert book.faults.next_probes(3.0) == []
 
 
-def test_what_those_without_an_answer_were_counted_is_undone_too() -> None:
+def test_a_local_fault_undoes_failures_that_are_no_evidence() -> None:
     book = Book()
-    hear(book, MIN_RECENT_SITES)
+    answer_from(book, MIN_RECENT_SITES)
     for i in range(MIN_RECENT_SITES):
         book.faults.failed(
             origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)), evidence=False
@@ -312,7 +312,7 @@ def test_what_those_without_an_answer_were_counted_is_undone_too() -> None:
 # -- during a fault
 
 
-def test_who_answered_and_has_not_failed_goes_on_and_the_others_wait() -> None:
+def test_during_a_local_fault_only_origins_that_answered_may_be_asked() -> None:
     book = Book()
     book.faults.answered(origin("living"), 0.5)
     book.faults.answered(origin("gone"), 0.5)
@@ -341,7 +341,7 @@ def probes(book: Book, *, until: float, now: float = 1.0) -> list[tuple[float, l
     return sent
 
 
-def test_where_nobody_answered_lately_suspects_are_probed_by_turns_and_ever_fewer() -> None:
+def test_failed_origins_are_probed_in_rotation_at_growing_intervals() -> None:
     book = Book()
     book.fail_many()
     sent = probes(book, until=4000.0)
@@ -352,9 +352,9 @@ def test_where_nobody_answered_lately_suspects_are_probed_by_turns_and_ever_fewe
     assert 40.0 < gaps[-1] <= 60 * 1.2
 
 
-def test_who_answered_lately_is_probed_first_and_every_few_seconds() -> None:
+def test_origins_that_answered_lately_are_probed_first_every_few_seconds() -> None:
     book = Book()
-    hear(book, 2)
+    answer_from(book, 2)
     book.faults.answered(origin("best"), 0.5)
     for i in range(100, 100 + MIN_FAILED_SITES):
         book.fail(origin(i), began=0.6, now=1.0)
@@ -367,7 +367,7 @@ def test_who_answered_lately_is_probed_first_and_every_few_seconds() -> None:
     }
 
 
-def test_a_newcomer_is_probed_soon_the_latest_first_and_once() -> None:
+def test_a_new_origin_is_probed_soon_and_once_the_latest_first() -> None:
     book = Book()
     book.fail_many()
     probes(book, until=500.0)
@@ -384,7 +384,7 @@ def test_a_newcomer_is_probed_soon_the_latest_first_and_once() -> None:
     assert len(probes(book, until=620.0, now=560.0)) < 20, "nobody new: ever fewer again"
 
 
-def test_time_stands_still_during_a_fault() -> None:
+def test_uptime_does_not_grow_during_a_local_fault() -> None:
     book = Book()
     assert book.faults.uptime(0.5) == 0.5
     book.fail_many()
@@ -425,7 +425,7 @@ def take(book: Book, step: str, number: int, now: float, began: float) -> None:
 
 
 @given(STEPS, st.integers(0, 60))
-def test_any_answer_turns_it_off_and_leaves_no_suspicion(
+def test_any_answer_ends_a_local_fault_and_clears_all_failures(
     steps: list[tuple[str, int, float, float]], last: int
 ) -> None:
     book, now = Book(), 100.0
@@ -443,7 +443,7 @@ def test_any_answer_turns_it_off_and_leaves_no_suspicion(
 
 
 @given(STEPS)
-def test_failures_while_something_answers_are_never_a_fault(
+def test_failures_while_other_sites_answer_are_never_a_local_fault(
     steps: list[tuple[str, int, float, float]],
 ) -> None:
     book, now = Book(), 100.0
@@ -460,17 +460,19 @@ def test_failures_while_something_answers_are_never_a_fault(
         max_size=200,
     )
 )
-def test_without_one_failure_that_is_ours_there_is_no_fault(steps: list[str]) -> None:
+def test_failures_that_are_no_evidence_never_make_a_local_fault(steps: list[str]) -> None:
     # Refused connections and unknown names are reported like this, or not at all.
     book = Book()
-    hear(book, 40)
+    answer_from(book, 40)
     for number, step in enumerate(steps):
         take(book, step, number % 60, 1.0 + number / 10, 1.0 + number / 10)
         assert not book.faults.active
 
 
 @given(st.sets(st.integers(0, 5000), min_size=MIN_FAILED_SITES, max_size=80), st.randoms())
-def test_twenty_sites_and_no_answer_always_are(numbers: set[int], rng: random.Random) -> None:
+def test_failures_of_twenty_sites_without_an_answer_are_always_a_local_fault(
+    numbers: set[int], rng: random.Random
+) -> None:
     book = Book()
     told = [book.fail(origin(n), began=0.0, now=rng.uniform(1.0, 9.0)) for n in sorted(numbers)]
     assert told.index(True) == MIN_FAILED_SITES - 1

@@ -19,7 +19,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators, next_try
 from gatekeeper.urls import Target
 from tests.fetching.conftest import Asker
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import (
     Bomb,
     BrokenChunk,
@@ -119,7 +119,7 @@ async def test_a_bad_certificate_can_be_accepted(
 # Redirects
 
 
-async def test_five_redirects_are_followed_each_with_its_own_turn(
+async def test_five_redirects_are_followed_each_with_its_own_lease(
     net: FakeInternet, ask: Asker
 ) -> None:
     a = net.site("a.test").on("/robots.txt", redirect("/1", 301))
@@ -130,8 +130,8 @@ async def test_five_redirects_are_followed_each_with_its_own_turn(
     assert got.outcome is Outcome.RULES
     assert got.hops == (*(f"{A}/{n}" for n in (1, 2, 3, 4)), "http://b.test/5")
     urls = [f"{A}/robots.txt", *got.hops]
-    # A turn is released before the next one is acquired.
-    assert ask.turns == [(act, url) for url in urls for act in ("take", "give")]
+    # A lease is released before the next one is acquired.
+    assert ask.leases == [(act, url) for url in urls for act in ("take", "give")]
     assert [status for _, status, _ in ask.reports] == [301, 302, 303, 307, 308, 200]
 
 
@@ -146,14 +146,16 @@ async def test_the_sixth_redirect_is_not_followed(net: FakeInternet, ask: Asker)
     assert again.outcome is Outcome.REDIRECTED_AWAY
 
 
-async def test_a_loop_ends_where_it_closes(net: FakeInternet, ask: Asker) -> None:
+async def test_a_redirect_loop_ends_without_a_second_request(net: FakeInternet, ask: Asker) -> None:
     a = net.site("a.test").on("/robots.txt", redirect("http://b.test/r"))
     net.site("b.test").on("/r", redirect(f"{A}/robots.txt"))
     assert (await ask(A)).outcome is Outcome.TOO_MANY_REDIRECTS
     assert len(a.requests) == 1
 
 
-async def test_http_to_https_to_www(net: FakeInternet, ask: Asker) -> None:
+async def test_redirects_to_https_and_to_www_lead_to_the_file(
+    net: FakeInternet, ask: Asker
+) -> None:
     net.site(A).on("/robots.txt", redirect("https://a.test/robots.txt", 301))
     net.site("https://a.test").on("/robots.txt", redirect("https://www.a.test/robots.txt", 301))
     net.site("www.a.test").robots(RULES)
@@ -171,7 +173,7 @@ async def test_a_location_that_is_no_url_is_an_invalid_answer(
 
 
 @pytest.mark.parametrize("page", [Page("", 301), Page("", 300), Page("", 305)])
-async def test_a_redirect_that_leads_nowhere_is_an_invalid_answer(
+async def test_a_redirect_without_a_usable_location_is_bad_redirect(
     net: FakeInternet, ask: Asker, page: Page
 ) -> None:
     net.site("a.test").robots(page)
@@ -213,7 +215,7 @@ async def test_a_location_that_is_no_url_of_a_site_is_asked_for_again_in_a_minut
     got = await ask(A)
     assert got.outcome is Outcome.BAD_REDIRECT
     assert next_try(got.outcome.row.cache_time, 0, random.Random(1)) <= 72.0
-    assert len(ask.turns) == 2
+    assert len(ask.leases) == 2
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ async def test_a_location_that_is_no_url_of_a_site_is_asked_for_again_in_a_minut
         "http://b.test:25/robots.txt",
     ],
 )
-async def test_a_redirect_that_the_guard_refuses_is_never_sent_and_never_a_welcome(
+async def test_a_redirect_that_the_guard_refuses_is_not_followed_and_defers(
     net: FakeInternet, ask: Asker, location: str
 ) -> None:
     b = net.site("b.test").robots(RULES)
@@ -235,10 +237,10 @@ async def test_a_redirect_that_the_guard_refuses_is_never_sent_and_never_a_welco
     got = await ask(A)
     assert got.outcome is Outcome.EGRESS_POLICY
     assert b.requests == []
-    assert len(ask.turns) == 2
+    assert len(ask.leases) == 2
 
 
-async def test_a_name_that_leads_inside_is_refused_at_the_socket(
+async def test_a_name_that_resolves_to_a_private_address_is_refused(
     net: FakeInternet, ask: Asker
 ) -> None:
     net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
@@ -248,7 +250,7 @@ async def test_a_name_that_leads_inside_is_refused_at_the_socket(
     assert (await ask("http://c.test")).outcome is Outcome.BLOCKED
 
 
-async def test_what_is_fresh_about_the_redirects_target_is_not_asked_for_again(
+async def test_a_fresh_record_of_the_redirects_target_is_not_fetched_again(
     net: FakeInternet, ask: Asker
 ) -> None:
     net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
@@ -267,7 +269,9 @@ async def test_what_is_fresh_about_the_redirects_target_is_not_asked_for_again(
     assert b.requests == []
 
 
-async def test_another_path_of_the_target_is_asked_for(net: FakeInternet, ask: Asker) -> None:
+async def test_another_path_of_the_redirects_target_is_fetched(
+    net: FakeInternet, ask: Asker
+) -> None:
     net.site("a.test").on("/robots.txt", redirect("http://b.test/a/robots.txt"))
     net.site("b.test").on("/a/robots.txt", RULES)
     ask.known = lambda origin: pytest.fail(f"{origin} was consulted")
@@ -279,7 +283,9 @@ async def test_another_path_of_the_target_is_asked_for(net: FakeInternet, ask: A
 VALIDATORS = Validators(url=f"{A}/robots.txt", etag='"1"', last_modified=None)
 
 
-async def test_a_304_to_our_condition_is_that_row(net: FakeInternet, ask: Asker) -> None:
+async def test_a_304_to_a_conditional_request_is_not_modified(
+    net: FakeInternet, ask: Asker
+) -> None:
     site = net.site("a.test").on("/robots.txt", Conditional(Page(RULES), etag='"1"'))
     got = await ask(A, VALIDATORS)
     assert got.outcome is Outcome.NOT_MODIFIED
@@ -287,14 +293,14 @@ async def test_a_304_to_our_condition_is_that_row(net: FakeInternet, ask: Asker)
     assert site.requests[0].headers["If-None-Match"] == '"1"'
 
 
-async def test_a_date_is_a_condition_too(net: FakeInternet, ask: Asker) -> None:
+async def test_a_304_to_if_modified_since_is_not_modified(net: FakeInternet, ask: Asker) -> None:
     date = "Fri, 20 Nov 2026 10:00:00 GMT"
     net.site("a.test").on("/robots.txt", Conditional(Page(RULES), last_modified=date))
     validators = Validators(url=f"{A}/robots.txt", last_modified=date)
     assert (await ask(A, validators)).outcome is Outcome.NOT_MODIFIED
 
 
-async def test_a_304_to_no_condition_is_asked_again_and_then_unreachable(
+async def test_a_304_to_an_unconditional_request_is_retried_and_then_unreachable(
     net: FakeInternet, ask: Asker
 ) -> None:
     site = net.site("a.test").on("/robots.txt", Page("", 304), RULES)
@@ -323,7 +329,7 @@ async def test_a_304_about_another_text_renews_nothing(
         ("Mon, 04 Feb 2019 10:00:00 GMT", Outcome.RULES),
     ],
 )
-async def test_nor_does_one_about_an_older_text(
+async def test_a_304_about_an_older_text_renews_nothing(
     net: FakeInternet, ask: Asker, modified: str, outcome: Outcome
 ) -> None:
     """A copy restored from a backup is not newer than If-Modified-Since."""
@@ -386,7 +392,7 @@ def lines(size: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-async def test_the_limit_stands_on_decoded_octets(
+async def test_the_size_limit_counts_decoded_octets(
     net: FakeInternet, ask: Asker, kib: int, outcome: Outcome, kept: int, packed: bool
 ) -> None:
     body = lines(kib * 1024)
@@ -404,13 +410,15 @@ async def test_the_limit_stands_on_decoded_octets(
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_encodings_are_undone(net: FakeInternet, ask: Asker, encoding: str) -> None:
+async def test_gzip_and_deflate_bodies_are_decoded(
+    net: FakeInternet, ask: Asker, encoding: str
+) -> None:
     net.site("a.test").robots(Encoded(RULES, encoding))
     assert (await ask(A)).body == RULES.encode()
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut"])
-async def test_a_broken_encoding_is_asked_for_again_in_clear(
+async def test_a_body_with_a_broken_encoding_is_fetched_again_without_encoding(
     net: FakeInternet, ask: Asker, damage: str
 ) -> None:
     site = net.site("a.test").on("/robots.txt", Encoded(RULES, damage=damage), RULES)
@@ -437,7 +445,7 @@ READABLE: dict[str, tuple[bytes, Outcome]] = {
     ("encoding", "kind"),
     [*((encoding, "rules") for encoding in NO_CODINGS), *(("7bit", kind) for kind in READABLE)],
 )
-async def test_a_text_is_read_whatever_it_calls_its_encoding(
+async def test_a_plain_text_is_read_under_any_content_encoding(
     net: FakeInternet, ask: Asker, encoding: str, kind: str
 ) -> None:
     body, outcome = READABLE[kind]
@@ -480,7 +488,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("encoding", ["snappy", "gzip, none"])
 @pytest.mark.parametrize("kind", UNREADABLE)
-async def test_what_is_no_text_under_an_unknown_encoding_never_opens_a_site(
+async def test_a_binary_body_under_an_unknown_encoding_never_allows_a_site(
     net: FakeInternet, ask: Asker, encoding: str, kind: str
 ) -> None:
     body = UNREADABLE[kind]
@@ -493,9 +501,7 @@ async def test_what_is_no_text_under_an_unknown_encoding_never_opens_a_site(
     assert [r.headers["Accept-Encoding"] for r in site.requests] == ["gzip, deflate", "identity"]
 
 
-async def test_the_lines_of_a_list_of_encodings_belong_together(
-    net: FakeInternet, ask: Asker
-) -> None:
+async def test_several_content_encoding_fields_are_one_list(net: FakeInternet, ask: Asker) -> None:
     """Undone once only, the body would be binary data, which counts as no file."""
     body = gzip.compress(gzip.compress(RULES.encode()))
     headers = [("Content-Encoding", "gzip"), ("Content-Encoding", "gzip")]
@@ -503,18 +509,20 @@ async def test_the_lines_of_a_list_of_encodings_belong_together(
     assert (await ask(A)).body == RULES.encode()
 
 
-async def test_an_encoding_never_asked_for_is_no_file(net: FakeInternet, ask: Asker) -> None:
+async def test_a_body_in_an_encoding_never_asked_for_is_no_file(
+    net: FakeInternet, ask: Asker
+) -> None:
     net.site("a.test").robots(Page(RULES, headers=[("Content-Encoding", "br")]))
     assert (await ask(A)).outcome is Outcome.BAD_ENCODING
 
 
-async def test_a_bomb_does_not_go_off(net: FakeInternet, ask: Asker) -> None:
+async def test_a_decompression_bomb_is_no_file(net: FakeInternet, ask: Asker) -> None:
     net.site("a.test").robots(Bomb(2**26))
     got = await ask(A)
     assert got.outcome is Outcome.BAD_ENCODING
 
 
-async def test_endless_padding_is_cut_at_the_wires_cap(net: FakeInternet, ask: Asker) -> None:
+async def test_a_compressed_body_of_endless_padding_is_cut(net: FakeInternet, ask: Asker) -> None:
     # Empty stored blocks: five octets are received for no text.
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     start = packer.compress(b"User-agent: *\n") + packer.flush(zlib.Z_SYNC_FLUSH)
@@ -535,7 +543,7 @@ async def test_endless_padding_is_cut_at_the_wires_cap(net: FakeInternet, ask: A
     ],
     ids=repr,
 )
-async def test_half_an_answer_is_asked_for_once_more_and_then_unreachable(
+async def test_a_truncated_answer_is_retried_once_and_then_unreachable(
     net: FakeInternet, ask: Asker, act: Any
 ) -> None:
     site = net.site("a.test").on("/robots.txt", act, RULES)
@@ -544,17 +552,17 @@ async def test_half_an_answer_is_asked_for_once_more_and_then_unreachable(
     site = net.site("b.test").on("/robots.txt", act)
     assert (await ask("http://b.test")).outcome is Outcome.TRUNCATED
     assert len(site.requests) == 2, "aiohttp must not repeat it by itself"
-    assert len(ask.turns) == 8, "each attempt has a turn of its own"
+    assert len(ask.leases) == 8, "each attempt has a lease of its own"
 
 
-async def test_garbage_in_the_framing_is_never_a_file(net: FakeInternet, ask: Asker) -> None:
+async def test_a_body_with_broken_chunks_is_never_a_file(net: FakeInternet, ask: Asker) -> None:
     net.site("a.test").robots(BrokenChunk(RULES, garbage=True))
     # The row depends on whether head and garbage arrived in one segment.
     assert (await ask(A)).outcome in {Outcome.TRUNCATED, Outcome.INVALID_RESPONSE}
 
 
 @pytest.mark.parametrize("status", [408, 421, 425])
-async def test_an_answer_about_the_exchange_gets_one_more_try(
+async def test_a_status_about_the_connection_gets_one_more_try(
     net: FakeInternet, ask: Asker, status: int
 ) -> None:
     site = net.site("a.test").on("/robots.txt", Page("", status), RULES)
@@ -574,7 +582,9 @@ async def test_an_answer_about_the_exchange_gets_one_more_try(
         (b"HTTP/1.0 200 OK\r\n\r\nUser-agent: *\n", Outcome.RULES),
     ],
 )
-async def test_odd_heads(net: FakeInternet, ask: Asker, raw: bytes, outcome: Outcome) -> None:
+async def test_unusual_response_heads_have_their_outcome(
+    net: FakeInternet, ask: Asker, raw: bytes, outcome: Outcome
+) -> None:
     net.site("a.test").robots(Raw(raw))
     assert (await ask(A)).outcome is outcome
 
@@ -594,7 +604,7 @@ async def test_odd_heads(net: FakeInternet, ask: Asker, raw: bytes, outcome: Out
         (Page("denied", 403, [("cf-mitigated", "challenge")]), Outcome.CHALLENGE),
     ],
 )
-async def test_what_came_is_looked_at(
+async def test_the_content_decides_whether_a_page_is_a_file(
     net: FakeInternet, ask: Asker, page: Page, outcome: Outcome
 ) -> None:
     net.site("a.test").robots(page)
@@ -648,13 +658,15 @@ async def test_the_first_octet_is_waited_for_fifteen_seconds(
     assert started.monotonic() == pytest.approx(15.0)
 
 
-async def test_a_drip_holds_no_slot(net: FakeInternet, ask: Asker, started: VirtualClock) -> None:
+async def test_a_file_that_arrives_octet_by_octet_is_given_up_after_10_s(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
     net.site("a.test").robots(Drip(RULES * 100, size=1, every=0.5))
     assert (await ask(A)).outcome is Outcome.TOO_SLOW
     assert started.monotonic() == pytest.approx(10.0)
 
 
-async def test_a_faster_drip_ends_with_the_deadline(
+async def test_a_file_that_arrives_slowly_is_given_up_at_the_total_deadline(
     net: FakeInternet, ask: Asker, started: VirtualClock
 ) -> None:
     net.site("a.test").robots(Drip(RULES * 10_000, size=300, every=1.0))
@@ -664,7 +676,7 @@ async def test_a_faster_drip_ends_with_the_deadline(
     assert got.took == pytest.approx(30.0)
 
 
-async def test_a_body_that_stops_in_the_middle_is_too_slow(
+async def test_a_body_that_stops_in_the_middle_has_the_outcome_too_slow(
     net: FakeInternet, ask: Asker, started: VirtualClock
 ) -> None:
     net.site("a.test").robots(Stall())
@@ -682,7 +694,7 @@ async def test_slow_hops_share_one_deadline(
     assert started.monotonic() == pytest.approx(30.0)
 
 
-async def test_waiting_for_a_turn_is_not_network_time(
+async def test_waiting_for_a_lease_is_not_network_time(
     net: FakeInternet, ask: Asker, started: VirtualClock
 ) -> None:
     net.site("a.test").on("/robots.txt", redirect("/1"))
@@ -700,42 +712,42 @@ async def test_waiting_for_a_turn_is_not_network_time(
 
 
 class _Late:
-    def __init__(self, clock: VirtualClock, turn: Any) -> None:
+    def __init__(self, clock: VirtualClock, lease: Any) -> None:
         self.clock = clock
-        self.turn = turn
+        self.lease = lease
 
     async def __aenter__(self) -> Any:
         await self.clock.sleep(100.0)
-        return await self.turn.__aenter__()
+        return await self.lease.__aenter__()
 
     async def __aexit__(self, *error: Any) -> Any:
-        return await self.turn.__aexit__(*error)
+        return await self.lease.__aexit__(*error)
 
 
 # Failures before the first octet
 
 
-async def test_a_name_that_does_not_exist(net: FakeInternet, ask: Asker) -> None:
+async def test_a_name_that_does_not_exist_is_nxdomain(net: FakeInternet, ask: Asker) -> None:
     net.dns("a.test", Fail.NXDOMAIN)
     assert (await ask(A)).outcome is Outcome.DNS_NXDOMAIN
 
 
-async def test_a_name_without_an_address(net: FakeInternet, ask: Asker) -> None:
+async def test_a_name_without_an_address_is_nxdomain(net: FakeInternet, ask: Asker) -> None:
     net.dns("a.test", Fail.EMPTY)
     assert (await ask(A)).outcome is Outcome.DNS_NXDOMAIN
 
 
-async def test_a_name_service_that_fails(net: FakeInternet, ask: Asker) -> None:
+async def test_a_name_service_that_fails_is_a_dns_failure(net: FakeInternet, ask: Asker) -> None:
     net.dns("a.test", Fail.SERVFAIL)
     assert (await ask(A)).outcome is Outcome.DNS_FAILURE
 
 
-async def test_a_refused_connection(net: FakeInternet, ask: Asker) -> None:
+async def test_a_refused_connection_is_connect_failed(net: FakeInternet, ask: Asker) -> None:
     net.refusing("a.test")
     assert (await ask(A)).outcome is Outcome.CONNECT_FAILED
 
 
-async def test_a_wait_that_the_site_asks_for_reaches_turn_and_record(
+async def test_a_retry_after_reaches_the_report_and_the_record(
     net: FakeInternet, ask: Asker
 ) -> None:
     net.site("a.test").robots(Page("", 429, [("Retry-After", "120")]))
@@ -761,7 +773,7 @@ async def test_a_wait_of_years_is_capped_by_the_longest_back_off(
     assert [wait for _, _, wait in ask.reports] == [86_400.0] * (1 + redirected)
 
 
-async def test_a_cancelled_retrieval_leaves_nothing(net: FakeInternet, ask: Asker) -> None:
+async def test_a_cancelled_retrieval_leaves_no_connection(net: FakeInternet, ask: Asker) -> None:
     hold = asyncio.Event()
 
     async def act(exchange: Any) -> None:
@@ -774,10 +786,10 @@ async def test_a_cancelled_retrieval_leaves_nothing(net: FakeInternet, ask: Aske
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ask.turns[-1][0] == "give"
+    assert ask.leases[-1][0] == "give"
 
 
-async def test_a_closed_session_is_our_own_matter(net: FakeInternet, ask: Asker) -> None:
+async def test_a_closed_session_is_no_failure_of_the_site(net: FakeInternet, ask: Asker) -> None:
     session = net.session()
     await session.close()
     fetcher = Fetcher(
@@ -785,6 +797,6 @@ async def test_a_closed_session_is_our_own_matter(net: FakeInternet, ask: Asker)
         user_agent="x",
         config=Config(),
         clock=net.clock,
-        acquire=HostTurns(net.clock, 1.0),
+        acquire=HostLeases(net.clock, 1.0),
     )
     assert (await fetcher.fetch(A)).outcome is Outcome.OURS

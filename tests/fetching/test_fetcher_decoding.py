@@ -52,7 +52,7 @@ def test_a_body_is_decoded_whatever_pieces_it_comes_in(encoding: str, data: byte
 
 
 @given(st.binary(max_size=2000), st.integers(1, 50))
-def test_what_was_packed_comes_out_again(data: bytes, piece: int) -> None:
+def test_compressed_data_is_decoded_to_the_same_octets(data: bytes, piece: int) -> None:
     assert decoded("gzip", gzip.compress(data), piece=piece) == data
     assert decoded("deflate", zlib.compress(data), piece=piece) == data
 
@@ -61,7 +61,7 @@ def test_what_was_packed_comes_out_again(data: bytes, piece: int) -> None:
     "encoding",
     ["br", "zstd", "X-Compress", "dcz", "gzip, br", "br, gzip", "utf-8, br", "gzip," * 5],
 )
-def test_an_encoding_that_we_never_asked_for_is_refused(encoding: str) -> None:
+def test_an_encoding_never_asked_for_is_refused(encoding: str) -> None:
     with pytest.raises(BadEncoding):
         Decoder(encoding)
 
@@ -81,7 +81,9 @@ def test_an_encoding_that_we_never_asked_for_is_refused(encoding: str) -> None:
     ],
     ids=["identity", "last", "twice", "two", "blanks", "three", "utf-8", "8bit", "none"],
 )
-def test_a_list_is_undone_from_its_end(encoding: str, data: bytes, unregistered: str) -> None:
+def test_a_list_of_encodings_is_decoded_from_its_end(
+    encoding: str, data: bytes, unregistered: str
+) -> None:
     assert decoded(encoding, data, piece=1) == TEXT
     assert decoded(encoding, data, piece=len(data)) == TEXT
     assert Decoder(encoding).unregistered == unregistered
@@ -102,7 +104,7 @@ def test_each_coding_of_a_list_has_to_be_right(data: bytes) -> None:
         decoded("gzip, gzip", data)
 
 
-def test_what_each_coding_of_a_list_produces_is_bounded() -> None:
+def test_the_output_of_each_coding_of_a_list_is_bounded() -> None:
     """Not only the text at the end: empty members inside would cost time without end."""
     for members, whole in ((20_000, True), (100_000, False)):
         inner = gzip.compress(b"") * members + gzip.compress(TEXT)
@@ -124,18 +126,18 @@ def test_a_body_that_is_not_what_it_says_is_refused(data: bytes) -> None:
         decoded("gzip", data)
 
 
-def test_no_more_comes_out_than_there_is_room_for() -> None:
+def test_no_more_is_decoded_than_the_given_room() -> None:
     decoder = Decoder("gzip")
     assert decoder.feed(gzip.compress(TEXT), 10) == TEXT[:10]
 
 
-def test_a_bomb_is_known_by_what_it_grew_to() -> None:
+def test_a_decompression_bomb_is_refused() -> None:
     bomb = gzip.compress(b"#" * 50_000_000)
     with pytest.raises(BadEncoding, match="bomb"):
         decoded("gzip", bomb, piece=1 << 16, room=512_001)
 
 
-def test_what_follows_the_end_is_padding_whatever_is_in_it() -> None:
+def test_octets_after_the_end_of_gzip_data_are_ignored() -> None:
     data = gzip.compress(TEXT) + b"\0" * 100 + b"\x1f\x8b no member" * 20
     for piece in (1, 64, 100, len(data)):
         assert decoded("gzip", data, piece=piece) == TEXT

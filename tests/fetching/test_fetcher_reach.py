@@ -12,7 +12,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import Fail, FakeInternet
 from tests.politeness.dead import Dials
 
@@ -41,16 +41,14 @@ async def fetching(
                 user_agent="testbot/1.0",
                 config=Config(),
                 clock=net.clock,
-                acquire=HostTurns(net.clock, 1.0),
+                acquire=HostLeases(net.clock, 1.0),
             ),
             lent,
         )
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_connection_is_made_and_nothing_is_asked_over_it(
-    net: FakeInternet, scheme: str
-) -> None:
+async def test_a_probe_connects_and_sends_no_request(net: FakeInternet, scheme: str) -> None:
     net.site("a.test", tls="good")
     async with fetching(net) as (fetcher, _):
         assert await net.drive(fetcher.reach(f"{scheme}://a.test")) is True
@@ -59,7 +57,7 @@ async def test_a_connection_is_made_and_nothing_is_asked_over_it(
     assert not net.requests
 
 
-async def test_connections_that_are_kept_alive_prove_nothing(
+async def test_a_probe_does_not_count_a_kept_alive_connection(
     net: FakeInternet, dials: Dials
 ) -> None:
     net.site("a.test").otherwise("page")
@@ -74,7 +72,9 @@ async def test_connections_that_are_kept_alive_prove_nothing(
         await net.drive(run())
 
 
-async def test_one_that_is_kept_alive_is_given_up_for_a_new_one(net: FakeInternet) -> None:
+async def test_a_probe_closes_a_kept_alive_connection_and_opens_a_new_one(
+    net: FakeInternet,
+) -> None:
     net.site("a.test").otherwise("page")
     async with fetching(net) as (fetcher, lent):
 
@@ -87,7 +87,7 @@ async def test_one_that_is_kept_alive_is_given_up_for_a_new_one(net: FakeInterne
     assert len(net.connections) == 2
 
 
-async def test_a_silent_network_is_told_within_the_time_to_connect(
+async def test_a_probe_of_a_silent_network_ends_at_the_connect_timeout(
     net: FakeInternet, dials: Dials
 ) -> None:
     net.site("a.test")
@@ -97,7 +97,9 @@ async def test_a_silent_network_is_told_within_the_time_to_connect(
     assert net.clock.monotonic() <= Config().fetch.connect_timeout + 1.0
 
 
-async def test_a_refusal_and_a_missing_name_tell_nothing(net: FakeInternet) -> None:
+async def test_a_probe_that_meets_a_refusal_or_a_missing_name_is_undecided(
+    net: FakeInternet,
+) -> None:
     net.refusing("refusing.test")
     net.dns("missing.test", Fail.NXDOMAIN)
     async with fetching(net) as (fetcher, _):
@@ -105,14 +107,14 @@ async def test_a_refusal_and_a_missing_name_tell_nothing(net: FakeInternet) -> N
         assert await net.drive(fetcher.reach("http://missing.test")) is None
 
 
-async def test_behind_a_proxy_it_can_not_be_told(net: FakeInternet) -> None:
+async def test_a_probe_behind_a_proxy_is_undecided(net: FakeInternet) -> None:
     net.site("a.test")
     async with fetching(net, proxy="http://a.test") as (fetcher, _):
         assert await net.drive(fetcher.reach("http://a.test")) is None
     assert not net.connections
 
 
-async def test_nor_over_a_session_that_is_closed(net: FakeInternet) -> None:
+async def test_a_probe_over_a_closed_session_is_undecided(net: FakeInternet) -> None:
     async with fetching(net) as (fetcher, lent):
         await lent.close()
         assert await fetcher.reach("http://a.test") is None

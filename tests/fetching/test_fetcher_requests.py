@@ -11,7 +11,7 @@ import pytest
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import FakeInternet, Page
 
 RULES = "User-agent: *\nDisallow: /private\n"
@@ -23,7 +23,7 @@ def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
         user_agent="testbot",
         config=Config(),
         clock=net.clock,
-        acquire=HostTurns(net.clock, 1.0),
+        acquire=HostLeases(net.clock, 1.0),
     )
 
 

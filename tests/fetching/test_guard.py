@@ -49,7 +49,7 @@ def guard_with(**settings: object) -> Guard:
         ("http://[2002:7f00:1::]/", Kind.TRANSITION),
     ],
 )
-def test_refusals_have_named_verdicts(url: str, kind: Kind) -> None:
+def test_each_refused_url_has_its_kind(url: str, kind: Kind) -> None:
     assert Guard().refuses_url(url).kind is kind
 
 
@@ -59,7 +59,7 @@ def test_the_default_refuses_loopback() -> None:
     assert guard.refuses_address("::1", 80)
 
 
-def test_a_refusal_is_one_constant_word_outside() -> None:
+def test_the_text_of_every_refusal_is_blocked() -> None:
     guard = Guard()
     refusals = [
         guard.refuses_url(url) for url in ("http://127.0.0.1/", "http://a:b@c.com/", "nonsense")
@@ -69,7 +69,7 @@ def test_a_refusal_is_one_constant_word_outside() -> None:
     assert AddressRefused().strerror == "blocked"
 
 
-def test_a_refusal_is_a_value() -> None:
+def test_refusals_are_equal_by_value_and_immutable() -> None:
     one, other = Guard().refuses_url("http://redis/"), Guard().refuses_url("http://redis/")
     assert one == other
     with pytest.raises(AttributeError):
@@ -79,7 +79,7 @@ def test_a_refusal_is_a_value() -> None:
 # -- cached verdicts
 
 
-def test_a_seen_authority_is_judged_without_reading_it_again(monkeypatch) -> None:
+def test_a_known_authority_is_judged_without_being_parsed_again(monkeypatch) -> None:
     guard = Guard()
     assert guard.refuses_url("http://good.example.com/1") is None
     assert guard.refuses_url("http://10.1.2.3/1")
@@ -102,7 +102,7 @@ def test_a_seen_authority_is_judged_without_reading_it_again(monkeypatch) -> Non
         "http://seen.example.com@10.0.0.1/",
     ],
 )
-def test_a_seen_authority_excuses_nothing_else(url: str) -> None:
+def test_a_known_authority_does_not_pass_another_url(url: str) -> None:
     guard = Guard()
     assert guard.refuses_url("http://seen.example.com/") is None
     assert guard.refuses_url(url) is not None
@@ -129,7 +129,7 @@ def test_an_allowed_range_opens_its_addresses_only() -> None:
     assert guard.refuses_address("192.168.7.8", 80).kind is Kind.PRIVATE
 
 
-def test_an_allowed_range_is_reached_through_mapping_too() -> None:
+def test_an_allowed_range_includes_its_mapped_addresses() -> None:
     guard = guard_with(allow=("10.1.0.0/16",))
     assert guard.refuses_address("::ffff:10.1.0.1", 80) is None
     assert guard.refuses_address("::ffff:10.2.0.1", 80) is not None
@@ -145,7 +145,7 @@ def test_an_allowed_range_opens_no_bad_port() -> None:
     assert guard_with(allow=("10.0.0.0/8",)).refuses_address("10.0.0.1", 22).kind is Kind.PORT
 
 
-def test_an_allowed_name_is_open_and_so_is_what_it_resolves_to() -> None:
+def test_an_allowed_name_opens_the_addresses_it_resolves_to() -> None:
     guard = guard_with(allow=("Intranet.", "*.corp.internal"))
     assert guard.refuses_url("http://intranet/") is None
     assert guard.refuses_url("http://a.b.corp.internal/") is None
@@ -177,7 +177,7 @@ NO_NAME_OPENS = {
 
 @pytest.mark.parametrize("nat64", ["unwrap", "deny"])
 @pytest.mark.parametrize("ip", NO_NAME_OPENS)
-def test_t1_no_name_opens_link_local_or_this_machine(ip: str, nat64: str) -> None:
+def test_t1_no_allowed_name_opens_link_local_or_this_machine(ip: str, nat64: str) -> None:
     guard = guard_with(allow=("intranet", "*.corp.example", "localhost"), nat64=nat64)
     kind = NO_NAME_OPENS[ip]
     for name in ("intranet", "a.corp.example", "INTRANET.", "a.localhost"):
@@ -187,18 +187,18 @@ def test_t1_no_name_opens_link_local_or_this_machine(ip: str, nat64: str) -> Non
 
 
 @pytest.mark.parametrize("ip", NO_NAME_OPENS)
-def test_a_range_opens_them(ip: str) -> None:
+def test_an_allowed_range_opens_link_local_and_this_machine(ip: str) -> None:
     guard = guard_with(allow=("0.0.0.0/0", "::/0"))
     assert guard.refuses_answer(ip, 80, "intranet.example") is None
 
 
-def test_the_log_says_that_a_range_is_needed(caplog) -> None:
+def test_the_log_says_that_a_name_does_not_open_loopback(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gatekeeper.guard"):
         guard_with(allow=("intranet",)).refuses_answer("127.0.0.1", 80, "intranet")
     assert "which a name does not open: list a CIDR range" in caplog.text
 
 
-def test_denied_is_stronger_than_allowed() -> None:
+def test_a_denied_address_is_refused_though_its_range_is_allowed() -> None:
     guard = guard_with(
         allow=("10.0.0.0/8", "*.corp.internal"), deny=("10.0.0.5", "secret.corp.internal")
     )
@@ -208,7 +208,7 @@ def test_denied_is_stronger_than_allowed() -> None:
     assert guard.refuses_url("http://secret.corp.internal/").kind is Kind.OPERATOR
 
 
-def test_denied_closes_what_is_public() -> None:
+def test_denied_public_addresses_and_names_are_refused() -> None:
     guard = guard_with(deny=("93.184.0.0/16", "*.example.com", "2606::/16"))
     assert guard.refuses_address("93.184.215.14", 80).kind is Kind.OPERATOR
     assert guard.refuses_address("2606:4700::1", 80).kind is Kind.OPERATOR
@@ -216,7 +216,7 @@ def test_denied_closes_what_is_public() -> None:
     assert guard.refuses_url("http://example.com/") is None
 
 
-def test_denied_is_asked_about_the_address_as_written_too() -> None:
+def test_a_denied_range_holds_for_the_address_as_written() -> None:
     guard = guard_with(deny=("64:ff9b::/96",))
     assert guard.refuses_address("64:ff9b::808:808", 80).kind is Kind.OPERATOR
     assert guard.refuses_address("8.8.8.8", 80) is None
@@ -231,7 +231,7 @@ def test_an_entry_that_is_neither_range_nor_name_is_a_config_error(entry: str) -
 # -- our own listeners (T3)
 
 
-def test_own_listener_stays_closed_even_when_allowed() -> None:
+def test_the_own_listener_stays_refused_though_its_range_is_allowed() -> None:
     guard = guard_with(allow=("127.0.0.0/8",))
     guard.listens_on("127.0.0.1", 8750)
     assert guard.refuses_address("127.0.0.1", 8750).kind is Kind.SELF
@@ -239,7 +239,7 @@ def test_own_listener_stays_closed_even_when_allowed() -> None:
     assert guard.refuses_url("http://127.0.0.1:8750/v1/check").kind is Kind.SELF
 
 
-def test_own_listener_means_address_and_port_together() -> None:
+def test_the_own_listener_is_address_and_port_together() -> None:
     guard = guard_with(allow=("127.0.0.0/8",))
     guard.listens_on("127.0.0.1", 8750)
     assert guard.refuses_address("127.0.0.1", 8751) is None
@@ -255,7 +255,7 @@ def test_a_verdict_given_before_the_listener_opened_is_forgotten() -> None:
     assert guard.refuses_answer("127.0.0.1", 8750, "127.0.0.1").kind is Kind.SELF
 
 
-def test_an_address_that_passed_for_one_name_or_port_passes_for_no_other() -> None:
+def test_an_address_allowed_by_one_name_or_port_is_refused_for_others() -> None:
     guard = guard_with(allow=("inner.example",), ports=(80,))
     assert guard.refuses_answer("10.0.0.1", 80, "inner.example") is None
     assert guard.refuses_answer("10.0.0.1", 80, "other.example").kind is Kind.PRIVATE
@@ -270,7 +270,7 @@ def test_an_address_that_passed_is_judged_anew_by_other_settings() -> None:
     assert guard.refuses_answer("127.0.0.1", 80, "127.0.0.1").kind is Kind.LOOPBACK
 
 
-def test_which_addresses_are_this_machines_is_looked_up_at_every_dial() -> None:
+def test_the_addresses_of_this_machine_are_looked_up_at_every_dial() -> None:
     ours: set[str] = set()
     guard = Guard(
         Config.from_dict({"guard": {"allow": ["10.0.0.0/8"]}}),
@@ -290,7 +290,9 @@ def test_which_addresses_are_this_machines_is_looked_up_at_every_dial() -> None:
         ("", {"127.0.0.1": True, "::1": True, "10.0.0.10": False}),
     ],
 )
-def test_a_listener_on_every_interface(listener: str, closed: dict[str, bool]) -> None:
+def test_a_listener_on_every_interface_closes_all_addresses_of_this_machine(
+    listener: str, closed: dict[str, bool]
+) -> None:
     own = {ip_address(text) for text in ("127.0.0.1", "::1", "10.0.0.9")}
     config = Config(guard=GuardConfig(allow=("0.0.0.0/0", "::/0")))
     guard = Guard(config, is_local=own.__contains__)
@@ -313,7 +315,7 @@ def test_this_machine_knows_its_own_addresses() -> None:
     assert guard.refuses_address("93.184.215.14", 8750) is None
 
 
-def test_a_listener_has_a_numeric_address() -> None:
+def test_a_listener_without_a_numeric_address_is_refused() -> None:
     with pytest.raises(ConfigError):
         Guard().listens_on("localhost", 80)
 
@@ -344,7 +346,7 @@ def test_a_refusal_is_logged_once_with_its_detail(caplog) -> None:
     ]
 
 
-def test_the_log_names_no_remedy_that_helps_nothing(caplog) -> None:
+def test_the_log_names_a_remedy_only_where_one_exists(caplog) -> None:
     guard = guard_with(deny=("evil.example.com",))
     guard.listens_on("127.0.0.1", 80)
     guard.refuses_url("http://example.com:22/")
@@ -386,12 +388,12 @@ def test_a_proxy_needs_the_url_only_mode() -> None:
         refuse_proxy("full", "http://proxy:3128")
 
 
-def test_refusals_can_be_told_apart_only_inside() -> None:
+def test_refusals_of_one_kind_differ_by_their_detail() -> None:
     assert Refusal(Kind.PORT, "a") != Refusal(Kind.PORT, "b")
     assert str(Refusal(Kind.PORT, "a")) == str(Refusal(Kind.NAME, "b"))
 
 
-def test_notes_are_told_whole() -> None:
+def test_no_note_of_a_refusal_is_cut() -> None:
     """The text of a decision would cut a note at 200 characters."""
     ports = PORT_NOTE.format(65_535), NO_PORT_NOTE.format(0)
     notes = (BLOCKED_NOTE, ADDRESS_NOTE, NAME_NOTE, NO_NAME_NOTE, *ports, USERINFO_NOTE)
@@ -413,7 +415,7 @@ def test_notes_are_told_whole() -> None:
         ("mailto:a@b.test", {}, "http://b.test/"),
     ],
 )
-def test_what_a_note_names_as_the_remedy_helps(
+def test_the_remedy_named_in_a_note_lifts_the_refusal(
     raw: str, settings: dict[str, Any], corrected: str | None
 ) -> None:
     refusal = Guard(Config()).refuses_url(raw)

@@ -17,7 +17,7 @@ from gatekeeper.config import Config, FetchConfig
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import SystemResolver, system_resolver
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 
@@ -69,7 +69,7 @@ async def test_a_name_is_looked_up_and_one_that_is_not_there_says_so(names: Name
         await resolver.resolve("up.test", 80)
 
 
-async def test_the_loops_own_threads_are_left_alone(names: NameService) -> None:
+async def test_look_ups_take_no_thread_of_the_loops_executor(names: NameService) -> None:
     names.silent = {f"silent{n}.test" for n in range(60)}
     resolver = SystemResolver()
     waiting = [asyncio.create_task(resolver.resolve(name, 80)) for name in sorted(names.silent)]
@@ -80,7 +80,7 @@ async def test_the_loops_own_threads_are_left_alone(names: NameService) -> None:
     await resolver.close()
 
 
-async def test_names_found_before_need_not_wait_for_those_that_get_no_answer(
+async def test_names_found_before_do_not_wait_for_silent_ones(
     names: NameService,
 ) -> None:
     names.silent = {f"silent{n}.test" for n in range(10)}
@@ -115,7 +115,7 @@ async def test_a_thread_counts_as_taken_until_the_name_service_is_done(names: Na
     await resolver.close()
 
 
-async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameService) -> None:
+async def test_the_wait_for_a_look_up_thread_is_not_connect_time(names: NameService) -> None:
     # Otherwise a living site would be recorded as dead, and as evidence of a lost uplink.
     names.silent = {"silent0.test"}
     clock = VirtualClock()
@@ -127,7 +127,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
             user_agent="examplebot/1.0",
             config=Config(fetch=FetchConfig(connect_timeout=10.0)),
             clock=clock,
-            acquire=HostTurns(clock, 1.0),
+            acquire=HostLeases(clock, 1.0),
         )
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))
         await names.until(lambda: names.asked)
@@ -143,7 +143,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
     await resolver.close()
 
 
-async def test_aiohttps_own_is_taken_where_it_needs_no_threads(
+async def test_the_resolver_of_aiohttp_is_used_where_it_needs_no_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = object()

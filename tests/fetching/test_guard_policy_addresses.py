@@ -134,7 +134,9 @@ EDGES: list[tuple[str, Kind | None]] = [
 
 
 @pytest.mark.parametrize(("address", "kind"), EDGES)
-def test_each_boundary_of_the_table(address: str, kind: Kind | None) -> None:
+def test_each_boundary_of_the_address_table_is_judged_right(
+    address: str, kind: Kind | None
+) -> None:
     refusal = Guard().refuses_address(address, 80)
     assert (refusal and refusal.kind) == kind
 
@@ -170,12 +172,12 @@ def test_nat64_may_be_denied_whole(address: str) -> None:
     assert guard.refuses_address(address, 80).kind is Kind.NAT64
 
 
-def test_next_to_nat64_nothing_is_unwrapped() -> None:
+def test_an_address_beside_the_nat64_range_is_not_unwrapped() -> None:
     assert Guard().refuses_address("64:ff9b::1:808:808", 80).kind is Kind.RESERVED
 
 
 @pytest.mark.parametrize("ip", ["1.1.1.1", "2606:4700::1111"])
-def test_text_and_address_objects_are_one(ip: str) -> None:
+def test_addresses_as_text_and_as_objects_are_judged_alike(ip: str) -> None:
     guard = Guard()
     assert guard.refuses_address(ip, 443) is None
     assert guard.refuses_address(ip_address(ip), 443) is None
@@ -197,7 +199,7 @@ def test_text_and_address_objects_are_one(ip: str) -> None:
         "1.1.1.1%1",
     ],
 )
-def test_what_is_no_canonical_address_is_refused(text: str) -> None:
+def test_text_that_is_no_canonical_address_is_refused(text: str) -> None:
     assert Guard().refuses_address(text, 80).kind is Kind.MALFORMED
 
 
@@ -223,7 +225,7 @@ def test_the_operator_may_name_the_only_ports() -> None:
     assert guard.refuses_url("https://example.com/") is None
 
 
-def test_bad_ports_are_all_ports() -> None:
+def test_every_bad_port_is_a_port_number() -> None:
     assert all(0 <= port < 65_536 for port in BAD_PORTS)
 
 
@@ -262,9 +264,7 @@ _texts = st.one_of(
 
 
 @given(_texts, st.sampled_from(["", "\n", ".", "%eth0", "%0"]))
-def test_an_address_is_read_as_python_reads_it_and_nothing_else_is_one(
-    text: str, tail: str
-) -> None:
+def test_an_address_is_read_as_ipaddress_reads_it(text: str, tail: str) -> None:
     guard, text = Guard(Config()), text + tail
     plain, percent, _ = text.partition("%")
     try:

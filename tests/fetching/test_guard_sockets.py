@@ -25,7 +25,9 @@ from tests.internet import Fail, FakeInternet, has_ipv6
 PUBLIC, INNER = "127.1.9.1", "127.66.0.1"
 CONFIG = Config(guard=GuardConfig(allow=("127.1.0.0/16",)))
 
-happy_eyeballs = pytest.mark.parametrize("delay", [0.25, None], ids=["racing", "in-turn"])
+happy_eyeballs = pytest.mark.parametrize(
+    "delay", [0.25, None], ids=["happy eyeballs", "one by one"]
+)
 
 
 @pytest.fixture
@@ -82,7 +84,9 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_without_the_guard_each_way_leads_inside(world: FakeInternet, way: str) -> None:
+async def test_without_the_guard_each_url_reaches_the_private_server(
+    world: FakeInternet, way: str
+) -> None:
     world.dns("mapped.test", f"::ffff:{INNER}")
     async with world.session() as session:
         assert await body(session, inner_urls(world)[way]) == "a secret"
@@ -91,7 +95,9 @@ async def test_without_the_guard_each_way_leads_inside(world: FakeInternet, way:
 
 @happy_eyeballs
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_way_leads_inside(world: FakeInternet, way: str, delay) -> None:
+async def test_the_guard_refuses_every_url_of_a_private_server(
+    world: FakeInternet, way: str, delay
+) -> None:
     world.dns("mapped.test", f"::ffff:{INNER}")
     async with guarded(world, delay) as session:
         await assert_refused(session, inner_urls(world)[way])
@@ -100,7 +106,9 @@ async def test_no_way_leads_inside(world: FakeInternet, way: str, delay) -> None
 
 @happy_eyeballs
 @pytest.mark.parametrize("way", WAYS)
-async def test_no_redirect_leads_inside(world: FakeInternet, way: str, delay) -> None:
+async def test_the_guard_refuses_every_redirect_to_a_private_server(
+    world: FakeInternet, way: str, delay
+) -> None:
     world.dns("mapped.test", f"::ffff:{INNER}")
     world.sites["good.test"].redirect("/start", inner_urls(world)[way])
     async with guarded(world, delay) as session:
@@ -139,7 +147,7 @@ async def test_the_answer_that_was_judged_is_the_one_that_is_dialled(
     assert not world.dialled(INNER)
 
 
-class Turncoat(dict[str, object]):
+class ChangingAnswer(dict[str, object]):
     """An answer with one address when it is judged and another when it is dialled."""
 
     looked = 0
@@ -151,15 +159,15 @@ class Turncoat(dict[str, object]):
         return super().__getitem__(key)
 
 
-class Treacherous(AbstractResolver):
-    """Answers with turncoats at that port, then with the other answers."""
+class ChangingResolver(AbstractResolver):
+    """Answers with such answers at that port, then with the other answers."""
 
     def __init__(self, port: int, answers: int, others: tuple[ResolveResult, ...] = ()) -> None:
         self.port, self.answers, self.others = port, answers, others
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
         answer = {"hostname": host, "port": self.port, "family": 2, "proto": 0, "flags": 0}
-        return [*(Turncoat(answer) for _ in range(self.answers)), *self.others]  # type: ignore[list-item]
+        return [*(ChangingAnswer(answer) for _ in range(self.answers)), *self.others]  # type: ignore[list-item]
 
     async def close(self) -> None: ...
 
@@ -169,14 +177,14 @@ class Treacherous(AbstractResolver):
 async def test_a_change_between_check_and_dial_is_caught_at_the_socket(
     world: FakeInternet, delay, answers: int
 ) -> None:
-    resolver = Treacherous(world.listener(INNER).port(), answers)
+    resolver = ChangingResolver(world.listener(INNER).port(), answers)
     connector = guarded_connector(CONFIG, resolver=resolver, happy_eyeballs_delay=delay)
     async with aiohttp.ClientSession(connector=connector) as session:
         await assert_refused(session, "http://r.test/")
     assert world.connections == []
 
 
-async def test_a_refusal_is_known_though_its_error_was_merged_away(
+async def test_a_refusal_is_recognised_though_the_errors_were_merged(
     world: FakeInternet, monkeypatch
 ) -> None:
     async def merging(addr_infos, socket_factory, **_: object) -> None:
@@ -190,7 +198,7 @@ async def test_a_refusal_is_known_though_its_error_was_merged_away(
         raise OSError("Multiple exceptions: " + ", ".join(texts))
 
     monkeypatch.setattr("aiohappyeyeballs.start_connection", merging)
-    resolver = Treacherous(world.listener(INNER).port(), 2)
+    resolver = ChangingResolver(world.listener(INNER).port(), 2)
     async with aiohttp.ClientSession(
         connector=guarded_connector(CONFIG, resolver=resolver)
     ) as session:
@@ -202,7 +210,7 @@ async def test_where_one_address_was_dialled_its_failure_is_no_refusal(
 ) -> None:
     world.refusing("dead.test")
     dead = await world.resolver.resolve("dead.test", 80)
-    resolver = Treacherous(world.listener(INNER).port(), 1, tuple(dead))
+    resolver = ChangingResolver(world.listener(INNER).port(), 1, tuple(dead))
     async with aiohttp.ClientSession(
         connector=guarded_connector(CONFIG, resolver=resolver)
     ) as session:
@@ -273,7 +281,7 @@ async def test_a_failed_look_up_is_no_refusal(world: FakeInternet, step: Fail) -
     assert not isinstance(caught.value.os_error, AddressRefused)
 
 
-async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) -> None:
+async def test_requests_that_share_a_look_up_share_its_refusal(world: FakeInternet) -> None:
     world.resolver.delay = (1e-6, 1e-6)  # a look-up without delay would end before it is shared
     async with guarded(world) as session:
         results = await asyncio.gather(
@@ -283,7 +291,7 @@ async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) 
     assert len(world.resolver.queries) == 1
 
 
-async def test_the_error_says_nothing_about_what_is_inside(world: FakeInternet) -> None:
+async def test_the_error_tells_nothing_about_private_addresses(world: FakeInternet) -> None:
     texts = set()
     async with guarded(world) as session:
         for answer in ([INNER], ["10.0.0.1"], ["::1", "169.254.169.254"]):
@@ -297,13 +305,13 @@ async def test_the_error_says_nothing_about_what_is_inside(world: FakeInternet) 
 
 
 @pytest.mark.parametrize("url", ["http://localhost/", "http://redis/", "http://db.internal/"])
-async def test_inner_names_are_not_even_looked_up(world: FakeInternet, url: str) -> None:
+async def test_names_of_inner_networks_are_not_looked_up(world: FakeInternet, url: str) -> None:
     async with guarded(world) as session:
         await assert_refused(session, url)
     assert world.resolver.queries == []
 
 
-async def test_the_resolver_alone_knows_inner_names(world: FakeInternet) -> None:
+async def test_the_guarded_resolver_refuses_inner_names_by_itself(world: FakeInternet) -> None:
     world.dns("db.internal", PUBLIC)
     with pytest.raises(AddressRefused):
         await GuardedResolver(Guard(CONFIG), world.resolver).resolve("db.internal", 80)
@@ -316,7 +324,7 @@ async def test_a_redirect_to_a_bad_port_is_refused(world: FakeInternet) -> None:
         await assert_refused(session, "http://good.test/start")
 
 
-async def test_a_websocket_is_not_a_fetch(world: FakeInternet) -> None:
+async def test_a_websocket_is_denied(world: FakeInternet) -> None:
     async with guarded(world) as session:
         with pytest.raises(Denied):
             await session.ws_connect("ws://good.test/")
@@ -386,7 +394,7 @@ async def test_the_connector_closes_its_own_resolver_only(
 ) -> None:
     closed = []
 
-    class Closing(Treacherous):
+    class Closing(ChangingResolver):
         async def close(self) -> None:
             closed.append(self)
 
@@ -396,7 +404,7 @@ async def test_the_connector_closes_its_own_resolver_only(
     assert closed == ([resolver] if ours else [])
 
 
-async def test_a_socket_factory_of_ones_own_would_lead_round_the_guard() -> None:
+async def test_a_socket_factory_for_the_guarded_connector_is_refused() -> None:
     with pytest.raises(ConfigError):
         guarded_connector(socket_factory=lambda info: None)
 

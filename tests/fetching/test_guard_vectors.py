@@ -92,7 +92,7 @@ JUDGES: dict[str, Callable[..., object]] = {
     VECTORS,
     ids=[f"{number:03}-{vector['vector'][:60]!a}" for number, vector in enumerate(VECTORS, 1)],
 )
-async def test_vector(vector: dict[str, str]) -> None:
+async def test_guard_vector_is_judged_as_expected(vector: dict[str, str]) -> None:
     kind, *parts = vector["vector"].split("|")
     judge = JUDGES.get(kind)
     denied = await (judge(*parts) if judge and parts else url_denied(vector["vector"]))  # type: ignore[misc]

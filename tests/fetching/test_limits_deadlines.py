@@ -24,7 +24,7 @@ class One:
             self.alarm.set(self, now + self.again)
 
 
-async def test_each_is_called_at_its_moment(clock: VirtualClock) -> None:
+async def test_each_entry_of_a_shared_timer_is_called_at_its_time(clock: VirtualClock) -> None:
     alarm = SharedTimer(clock)
     ones = [One(alarm) for _ in range(3)]
     for one, moment in zip(ones, (5.0, 2.0, 9.0), strict=True):
@@ -34,7 +34,7 @@ async def test_each_is_called_at_its_moment(clock: VirtualClock) -> None:
     assert clock.next_timer() is None
 
 
-async def test_the_last_word_counts(clock: VirtualClock) -> None:
+async def test_the_last_setting_of_an_entry_counts(clock: VirtualClock) -> None:
     alarm = SharedTimer(clock)
     later, sooner, off = (One(alarm) for _ in range(3))
     for one, then, now in ((later, 3.0, 8.0), (sooner, 8.0, 3.0)):
@@ -46,7 +46,7 @@ async def test_the_last_word_counts(clock: VirtualClock) -> None:
     assert (later.called, sooner.called, off.called) == ([8.0], [3.0], [])
 
 
-async def test_whoever_was_called_may_want_another_moment(clock: VirtualClock) -> None:
+async def test_an_entry_may_be_set_again_in_its_callback(clock: VirtualClock) -> None:
     alarm = SharedTimer(clock)
     one = One(alarm, again=4.0)
     alarm.set(one, 4.0)
@@ -54,7 +54,7 @@ async def test_whoever_was_called_may_want_another_moment(clock: VirtualClock) -
     assert one.called == [4.0, 8.0, 12.0]
 
 
-async def test_a_thousand_moments_have_one_timer(clock: VirtualClock) -> None:
+async def test_a_thousand_entries_share_one_timer(clock: VirtualClock) -> None:
     alarm = SharedTimer(clock)
     for number in range(1000):
         alarm.set(One(alarm), 10.0 + number)
@@ -75,7 +75,7 @@ async def wait(watch: RetrievalDeadline, event: asyncio.Event, clock: VirtualClo
     return -1.0
 
 
-async def test_the_time_being_over_is_a_timeout_and_no_cancellation(clock: VirtualClock) -> None:
+async def test_an_exceeded_limit_is_a_timeout_and_no_cancellation(clock: VirtualClock) -> None:
     task = asyncio.create_task(wait(watch_of(clock, connect_timeout=3.0), asyncio.Event(), clock))
     await clock.elapse(10.0)
     assert await task == 3.0
@@ -92,7 +92,7 @@ async def test_each_phase_has_a_limit_of_its_own(clock: VirtualClock) -> None:
     assert watch.used == 6.0
 
 
-async def test_while_nothing_is_on_the_network_no_time_goes_by(clock: VirtualClock) -> None:
+async def test_time_without_network_traffic_does_not_count(clock: VirtualClock) -> None:
     watch = watch_of(clock, connect_timeout=3.0, total_timeout=4.0)
     task = asyncio.create_task(wait(watch, asyncio.Event(), clock))
     await clock.elapse(2.0)
@@ -104,7 +104,7 @@ async def test_while_nothing_is_on_the_network_no_time_goes_by(clock: VirtualClo
     assert watch.used == 4.0
 
 
-async def test_somebody_elses_cancellation_goes_on(clock: VirtualClock) -> None:
+async def test_a_cancellation_by_the_caller_is_passed_on(clock: VirtualClock) -> None:
     task = asyncio.create_task(wait(watch_of(clock), asyncio.Event(), clock))
     await clock.settle()
     task.cancel()
@@ -112,7 +112,7 @@ async def test_somebody_elses_cancellation_goes_on(clock: VirtualClock) -> None:
         await task
 
 
-async def test_a_cancellation_in_the_very_moment_of_ours_goes_on(clock: VirtualClock) -> None:
+async def test_a_cancellation_at_the_time_of_the_limit_is_passed_on(clock: VirtualClock) -> None:
     task = asyncio.create_task(wait(watch_of(clock, connect_timeout=3.0), asyncio.Event(), clock))
     await clock.settle()
     clock.advance(3.0)
@@ -121,7 +121,7 @@ async def test_a_cancellation_in_the_very_moment_of_ours_goes_on(clock: VirtualC
         await task
 
 
-async def test_the_block_that_ends_in_time_is_left_alone(clock: VirtualClock) -> None:
+async def test_a_block_that_ends_in_time_is_not_cancelled(clock: VirtualClock) -> None:
     event = asyncio.Event()
     watch = watch_of(clock, connect_timeout=3.0)
     task = asyncio.create_task(wait(watch, event, clock))

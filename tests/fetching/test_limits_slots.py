@@ -1,4 +1,4 @@
-"""Turns by host, and slots in which dead hosts do not delay living ones."""
+"""Leases by host, and slots in which dead hosts do not delay living ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.fetching.limits import SLOW_FACTOR, Slots
 from gatekeeper.fetching.outcomes import ANSWERED, FAILED, UNKNOWN_ORIGIN, precedence
 from gatekeeper.urls import parse
-from tests.fetching.turns import AT_ONCE, HostTurns
+from tests.fetching.host_leases import AT_ONCE, HostLeases
 
 
 async def _hold(slots: Slots, until: asyncio.Event) -> None:
@@ -28,7 +28,7 @@ async def test_slots_are_bounded() -> None:
     assert slots.taken == 0
 
 
-async def test_a_slow_retrieval_makes_room_after_a_quarter_of_a_second() -> None:
+async def test_a_slow_retrieval_leaves_its_slot_after_a_quarter_of_a_second() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 2)
     never, soon = asyncio.Event(), asyncio.Event()
@@ -44,7 +44,7 @@ async def test_a_slow_retrieval_makes_room_after_a_quarter_of_a_second() -> None
     await asyncio.gather(*dead, living)
 
 
-async def test_the_slow_lane_is_bounded_too() -> None:
+async def test_the_number_of_slow_retrievals_is_bounded() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 2)
     never = asyncio.Event()
@@ -58,7 +58,7 @@ async def test_the_slow_lane_is_bounded_too() -> None:
     assert clock.next_timer() is None, "a timer that finds nobody is not set again"
 
 
-async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_both_ends() -> None:
+async def test_origins_that_answered_get_slots_first_and_failed_ones_last() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 1, slot_seconds=1000.0)
     order: list[str] = []
@@ -81,7 +81,7 @@ async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_bo
     assert order == ["first", "answered", *strangers, "failed"]
 
 
-async def test_those_who_wait_may_leave_at_any_moment() -> None:
+async def test_a_cancelled_waiter_for_a_slot_leaves_no_trace() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 1, slot_seconds=1000.0)
     never = asyncio.Event()
@@ -112,7 +112,7 @@ async def test_a_cancelled_holder_gives_its_slot_back() -> None:
         assert slots.taken == 1
 
 
-async def test_other_settings_move_the_bounds_and_take_no_place_away(clock: VirtualClock) -> None:
+async def test_new_settings_change_the_bounds_and_revoke_no_slot(clock: VirtualClock) -> None:
     slots = Slots(clock, 4, max_in_flight=80)
     assert (slots.free, slots.slow_free) == (4, 36)
     async with slots.with_lease(AT_ONCE):
@@ -123,18 +123,18 @@ async def test_other_settings_move_the_bounds_and_take_no_place_away(clock: Virt
     assert (slots.free, slots.slow_free) == (4, 36)
 
 
-async def test_few_begin_in_one_iteration_of_the_loop_but_those_that_answered_before() -> None:
+async def test_few_unknown_origins_begin_in_one_iteration_of_the_loop() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 200)
     for _ in range(3):
         slots.ended(answered=False)
-    turns = HostTurns(clock, 0.0)
+    leases = HostLeases(clock, 0.0)
     began: list[int] = []
     done = asyncio.Event()
 
     async def one(number: int, rank: int) -> None:
         precedence.set(rank)
-        async with slots.with_lease(turns(parse(f"http://h{number}.test/"))):
+        async with slots.with_lease(leases(parse(f"http://h{number}.test/"))):
             began.append(rank)
             await done.wait()
 
@@ -154,9 +154,7 @@ async def test_few_begin_in_one_iteration_of_the_loop_but_those_that_answered_be
     await asyncio.gather(*tasks)
 
 
-async def test_more_begin_at_once_while_they_are_answered_and_as_few_as_ever_once_they_fail() -> (
-    None
-):
+async def test_more_retrievals_begin_at_once_while_answers_come() -> None:
     slots = Slots(VirtualClock(), 200)
 
     async def most_at_once() -> int:

@@ -27,7 +27,7 @@ async def ask(it: House, count: int) -> list[Reason]:
     return [record.standing(it.clock).reason for record in records]
 
 
-async def test_when_everybody_fails_at_once_it_is_us() -> None:
+async def test_failures_of_all_origins_at_once_are_a_local_fault() -> None:
     storage = MemoryStorage()
     async with house(CUT_OFF, storage=storage) as it:
         assert it.directory.ready
@@ -48,7 +48,7 @@ async def test_when_everybody_fails_at_once_it_is_us() -> None:
             assert it.directory.peek(origin(n)) is None
 
 
-async def test_it_is_found_out_when_it_is_over() -> None:
+async def test_the_end_of_a_local_fault_is_found_by_probes() -> None:
     async with house(CUT_OFF) as it:
         await ask(it, 40)
         asked = len(it.source.asked)
@@ -74,7 +74,7 @@ async def test_during_a_fault_callers_are_answered_at_once() -> None:
         assert len(it.source.asked) - asked <= 1
 
 
-async def test_what_is_known_goes_on_answering_during_a_fault() -> None:
+async def test_known_origins_are_answered_during_a_local_fault() -> None:
     async with house(file()) as it:
         await it.get("https://known.test")
         await it.clock.elapse(0.96 * DAY)  # after its soft expiry
@@ -129,7 +129,7 @@ async def test_connections_that_are_refused_are_no_fault_of_ours() -> None:
         max_size=120,
     )
 )
-def test_refused_connections_and_unknown_names_alone_never_are(
+def test_refused_connections_and_unknown_names_are_never_a_local_fault(
     said: list[tuple[int, Outcome]],
 ) -> None:
     async def run() -> None:
@@ -156,13 +156,13 @@ async def test_a_redirect_is_an_answer_wherever_it_leads() -> None:
         assert it.directory.ready
 
 
-async def test_a_captive_portal_is_no_answer_of_the_sites() -> None:
+async def test_the_answer_of_a_captive_portal_does_not_end_a_local_fault() -> None:
     async with house(Retrieval(outcome=Outcome.CAPTIVE_PORTAL, status=511)) as it:
         await ask(it, 40)
         assert it.directory.stats().local_fault
 
 
-async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
+async def test_a_retry_delay_from_before_a_local_fault_is_restored_after_it() -> None:
     async with house(Retrieval(outcome=Outcome.SERVER_ERROR, status=500)) as it:
         before = await it.get(origin(0))
         it.source.answer = CUT_OFF
@@ -175,7 +175,7 @@ async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
         assert after.unreachable_since == before.unreachable_since
 
 
-async def test_nobodys_twelve_hours_go_by_while_our_own_uplink_is_down() -> None:
+async def test_the_twelve_hours_of_an_outage_do_not_pass_during_a_local_fault() -> None:
     async with house(file()) as it:
         await it.get("https://known.test")
         await it.clock.elapse(DAY)

@@ -10,7 +10,7 @@ from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 
 URL = "https://a.test/robots.txt"
 
@@ -23,13 +23,13 @@ async def fetch() -> Retrieval:
             user_agent="bot",
             config=config,
             clock=SystemClock(),
-            acquire=HostTurns(SystemClock(), 1.0),
+            acquire=HostLeases(SystemClock(), 1.0),
         )
         return await fetcher.fetch("https://a.test")
 
 
 @pytest.mark.parametrize("status", range(400, 500))
-async def test_every_client_error(mocked: Mocked, status: int) -> None:
+async def test_each_4xx_status_has_its_outcome(mocked: Mocked, status: int) -> None:
     mocked.get(URL, status=status, body="User-agent: *\nDisallow: /\n", repeat=True)
     got = await fetch()
     assert got.body is None
@@ -44,18 +44,18 @@ async def test_every_client_error(mocked: Mocked, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", range(500, 600))
-async def test_every_server_error(mocked: Mocked, status: int) -> None:
+async def test_each_5xx_status_has_its_outcome(mocked: Mocked, status: int) -> None:
     mocked.get(URL, status=status)
     outcome = (await fetch()).outcome
     assert outcome is (Outcome.CAPTIVE_PORTAL if status == 511 else Outcome.SERVER_ERROR)
 
 
-async def test_a_large_body_in_pieces(mocked: Mocked) -> None:
+async def test_a_large_body_is_read_whole(mocked: Mocked) -> None:
     body = b"User-agent: *\n" + b"Disallow: /x\n" * 30_000
     mocked.get(URL, body=body, content_type="text/plain")
     assert (await fetch()).body == body
 
 
-async def test_a_failure_of_the_client(mocked: Mocked) -> None:
+async def test_an_error_of_aiohttp_is_no_answer(mocked: Mocked) -> None:
     mocked.get(URL, exception=aiohttp.ClientError("odd"))
     assert not (await fetch()).outcome.good

@@ -65,12 +65,12 @@ def test_t13_every_spelling_of_an_origin_is_one_key(spelt: str, origin: str) -> 
 
 
 @pytest.mark.parametrize("spelt", ["http://a.test\\@b.test/x", "http://a.test%2eb.test:x/"])
-def test_t13_what_two_readers_take_for_two_origins_is_no_url(spelt: str) -> None:
+def test_t13_a_url_that_two_parsers_read_differently_is_refused(spelt: str) -> None:
     with pytest.raises(InvalidURL):
         urls.parse(spelt)
 
 
-async def test_t13_the_default_port_has_nothing_of_another_ones_outage(
+async def test_t13_an_outage_at_one_port_does_not_affect_another(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -85,7 +85,7 @@ async def test_t13_the_default_port_has_nothing_of_another_ones_outage(
 # -- T14: a redirect lets B decide for A, and nothing else
 
 
-async def test_t14_the_file_that_a_redirect_ends_at_is_as_origins_and_says_so(
+async def test_t14_a_redirected_file_decides_for_its_origin_and_names_the_hops(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -101,7 +101,7 @@ async def test_t14_the_file_that_a_redirect_ends_at_is_as_origins_and_says_so(
 @pytest.mark.parametrize(
     "where", ["/theirs", "/robots.txt?from=a", "/ROBOTS.TXT", "//robots.txt", "/x/robots.txt"]
 )
-async def test_t14_a_file_that_a_chose_at_b_is_not_bs_policy(
+async def test_t14_a_redirect_to_another_path_of_b_does_not_decide_for_b(
     virtual_internet: FakeInternet, where: str
 ) -> None:
     net = virtual_internet
@@ -116,7 +116,7 @@ async def test_t14_a_file_that_a_chose_at_b_is_not_bs_policy(
     assert b.paths[-1] == "/robots.txt"
 
 
-async def test_t14_only_bs_own_robots_txt_fills_bs_record_and_bs_scheme_alone(
+async def test_t14_a_redirect_to_the_robots_txt_of_b_fills_the_record_of_b_in_that_scheme(
     virtual_internet: FakeInternet,
 ) -> None:
     """A redirect that ends at exactly B's /robots.txt has fetched B's file as well."""
@@ -131,7 +131,7 @@ async def test_t14_only_bs_own_robots_txt_fills_bs_record_and_bs_scheme_alone(
         assert directory.peek("http://b.test") is None
 
 
-async def test_t14_hops_on_the_way_learn_nothing(virtual_internet: FakeInternet) -> None:
+async def test_t14_an_intermediate_hop_gets_no_record(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
     net.site("b.test").on("/robots.txt", redirect("http://c.test/robots.txt"))
@@ -142,7 +142,7 @@ async def test_t14_hops_on_the_way_learn_nothing(virtual_internet: FakeInternet)
         assert directory.peek("http://c.test") is not None
 
 
-async def test_t14_an_error_that_a_was_sent_to_is_not_bs_outage(
+async def test_t14_an_error_met_by_a_redirect_to_b_is_no_outage_of_b(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet

@@ -66,12 +66,12 @@ def of_status(status: int, config: FetchConfig = PLAIN, **headers: str) -> Outco
         (511, Outcome.CAPTIVE_PORTAL),
     ],
 )
-def test_a_status_has_its_row(status: int, outcome: Outcome) -> None:
+def test_each_status_has_its_outcome(status: int, outcome: Outcome) -> None:
     assert of_status(status) is outcome
 
 
 @pytest.mark.parametrize("status", [202, 403, 405, 503])
-def test_a_wall_is_no_answer_about_the_file(status: int) -> None:
+def test_a_bot_challenge_is_no_answer_about_the_file(status: int) -> None:
     assert of_status(status, cf_mitigated="challenge") is Outcome.CHALLENGE
     assert of_status(status, x_amzn_waf_action="captcha") is Outcome.CHALLENGE
 
@@ -89,7 +89,7 @@ def test_a_wall_is_no_answer_about_the_file(status: int) -> None:
         ("payment_required", "e30=", Outcome.PAYMENT_REQUIRED),
     ],
 )
-def test_what_is_asked_of_machines_is_told_and_means_no_file(
+def test_a_demand_to_pay_or_license_means_no_file(
     status: int, field: str, value: str, outcome: Outcome
 ) -> None:
     found = of_status(status, **{field: value})
@@ -97,7 +97,7 @@ def test_what_is_asked_of_machines_is_told_and_means_no_file(
     assert found.row.verdict is Verdict.ALLOW
 
 
-def test_what_is_asked_of_machines_changes_no_answer_that_is_one() -> None:
+def test_a_demand_for_a_license_changes_no_other_status() -> None:
     for status in (200, 301, 404, 410, 429, 503):
         assert of_status(status, www_authenticate="License") is of_status(status)
     for status in (401, 403):
@@ -105,7 +105,7 @@ def test_what_is_asked_of_machines_changes_no_answer_that_is_one() -> None:
         assert of_status(status, deny, www_authenticate="License") is Outcome.ACCESS_RESTRICTED
 
 
-def test_a_wall_can_be_judged_by_its_status() -> None:
+def test_a_bot_challenge_can_be_judged_by_its_status() -> None:
     by_status = FetchConfig(challenge="status")
     assert of_status(403, by_status, cf_mitigated="challenge") is Outcome.NO_FILE_SAID_OTHERWISE
     assert of_status(202, by_status) is Outcome.RULES
@@ -180,11 +180,11 @@ def connector_error(inner: OSError, kind: Any = aiohttp.ClientConnectorError) ->
         (KeyError("nor this"), Outcome.INTERNAL),
     ],
 )
-def test_an_exception_has_its_row(error: Exception, outcome: Outcome) -> None:
+def test_each_exception_has_its_outcome(error: Exception, outcome: Outcome) -> None:
     assert classify(error=error, config=PLAIN) is outcome
 
 
-def test_an_address_refused_on_a_redirect_is_the_sites_doing() -> None:
+def test_an_address_refused_on_a_redirect_is_held_against_the_site() -> None:
     outcome = classify(error=connector_error(AddressRefused()), config=PLAIN, first_hop=False)
     assert outcome is Outcome.EGRESS_POLICY
 
@@ -199,7 +199,7 @@ def test_every_row_of_the_specification_is_in_the_table() -> None:
     assert {outcome.row.number for outcome in Outcome} == set(range(29))
 
 
-def test_only_a_file_an_empty_one_or_a_missing_one_means_welcome() -> None:
+def test_only_a_file_an_empty_one_or_a_missing_one_allows() -> None:
     welcome = {outcome for outcome in Outcome if outcome.row.verdict is Verdict.ALLOW}
     assert welcome == {
         Outcome.EMPTY,
@@ -213,14 +213,14 @@ def test_only_a_file_an_empty_one_or_a_missing_one_means_welcome() -> None:
     }
 
 
-def test_what_is_unreachable_never_says_welcome_nor_asks_a_policy() -> None:
+def test_an_unreachable_outcome_never_allows() -> None:
     for outcome in Outcome:
         if outcome.row.state is State.UNREACHABLE:
             assert outcome.row.verdict in {Verdict.DEFER, Verdict.DENY}
             assert outcome.row.cache_time is not CacheTime.FRESH
 
 
-def test_row_names_are_unique_and_lead_back() -> None:
+def test_row_names_are_unique_and_name_their_outcome() -> None:
     assert [Outcome.named(outcome.row.name) for outcome in Outcome] == list(Outcome)
 
 

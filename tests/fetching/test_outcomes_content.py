@@ -23,7 +23,7 @@ def judged(body: bytes) -> Outcome:
     "body",
     [b"", b" \r\n\t\n", b"# only\n# comments\r\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf# hello\n"],
 )
-def test_a_file_that_says_nothing_is_empty(body: bytes) -> None:
+def test_a_file_without_a_record_is_empty(body: bytes) -> None:
     assert judged(body) is Outcome.EMPTY
 
 
@@ -82,7 +82,7 @@ def test_rules_inside_a_page_are_taken_out_of_it(body: bytes) -> None:
         (b"\0\nuser agent: a\nno user-agent: a\n", "text/plain", True),
     ],
 )
-def test_what_is_no_text_at_all(start: bytes, kind: str, binary: bool) -> None:
+def test_binary_content_is_recognised(start: bytes, kind: str, binary: bool) -> None:
     assert (is_media(kind) or is_binary(start)) is binary
 
 

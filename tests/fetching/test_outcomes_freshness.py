@@ -54,7 +54,7 @@ def test_a_lifetime_is_read_from_the_headers(
 
 
 @pytest.mark.parametrize("directive", ["no-store", "private", "no-cache", "max-age=60, No-Store"])
-def test_what_must_not_be_stored_is_held_for_the_floor_only(directive: str) -> None:
+def test_a_file_with_no_store_is_fresh_for_the_minimum_only(directive: str) -> None:
     said = lifetime({"Cache-Control": directive}, NOW)
     assert fresh_for(CacheTime.FRESH, said, CACHE) == 600.0
 
@@ -85,7 +85,7 @@ def test_a_lifetime_stays_within_floor_and_cap(
     assert fresh_for(cache_time, Lifetime(said), CACHE) == fresh
 
 
-def test_soft_expiry_is_early_and_not_in_step() -> None:
+def test_soft_expiry_is_before_expiry_and_differs_by_record() -> None:
     rng = random.Random(1)
     moments = {soft_expiry(1000.0, rng) for _ in range(100)}
     assert len(moments) == 100
@@ -117,7 +117,7 @@ def test_soft_expiry_is_early_and_not_in_step() -> None:
         ("2026-11-20T10:05:00Z", None),
     ],
 )
-def test_retry_after(value: str, seconds: float | None) -> None:
+def test_each_retry_after_value_is_read_as_expected(value: str, seconds: float | None) -> None:
     assert parse_retry_after(value, NOW) == seconds
 
 
@@ -155,7 +155,7 @@ def test_retry_after_takes_precedence_over_rate_limit() -> None:
     assert wait_of({**spent, "Retry-After": "soon"}, NOW) == 30
 
 
-def test_a_quota_that_a_cache_tells_of_is_somebody_else_s() -> None:
+def test_a_spent_quota_in_a_cached_answer_is_ignored() -> None:
     """HTTP-11"""
     cached = {"RateLimit": '"default";r=0;t=30', "Age": "0"}
     assert wait_of(cached, NOW) is None

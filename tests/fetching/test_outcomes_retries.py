@@ -20,7 +20,7 @@ class Middle(random.Random):
         return (a + b) / 2
 
 
-def test_the_ladder_grows_to_six_hours() -> None:
+def test_retry_delays_grow_to_six_hours() -> None:
     minutes = [next_try(CacheTime.LADDER, step, Middle()) / 60 for step in range(12)]
     assert minutes == [1, 2, 4, 8, 15, 30, 60, 120, 240, 360, 360, 360]
 
@@ -30,11 +30,11 @@ def test_a_name_that_does_not_exist_is_asked_for_seldom() -> None:
     assert hours == [1, 2, 4, 8, 16, 24, 24]
 
 
-def test_a_bad_certificate_is_tried_again_up_to_a_day_apart() -> None:
+def test_retries_after_a_bad_certificate_are_up_to_a_day_apart() -> None:
     assert next_try(CacheTime.LONG_LADDER, 99, Middle()) == DAY
 
 
-def test_two_origins_never_stay_in_step() -> None:
+def test_retry_delays_have_jitter() -> None:
     rng = random.Random(3)
     pauses = {next_try(CacheTime.LADDER, 4, rng) for _ in range(50)}
     assert len(pauses) == 50
@@ -46,7 +46,7 @@ def test_two_origins_never_stay_in_step() -> None:
     ("asked", "given"),
     [(600.0, 600.0), (10 * 365 * DAY, DAY), (DAY, DAY), (0.0, 60.0), (-1.0, 60.0)],
 )
-def test_retry_after_overrides_the_rung(asked: float, given: float) -> None:
+def test_retry_after_replaces_the_retry_delay(asked: float, given: float) -> None:
     """Callers are told the moment that the site names, without jitter."""
     assert next_try(CacheTime.LADDER, 3, random.Random(5), retry_after=asked) == given
 
@@ -97,7 +97,7 @@ MONTH = 30 * 24.0
         (UNSEEN, 1, True, None, Fallback.NOTHING),
     ],
 )
-def test_what_holds_during_an_outage(
+def test_during_an_outage_the_copy_or_the_policy_holds_by_age(
     config: FetchConfig, hours: float, good: bool, page_ok_ago: float | None, fallback: Fallback
 ) -> None:
     assert meanwhile(hours, good=good, page_ok_ago=page_ok_ago, config=config) is fallback

@@ -20,7 +20,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.storage import SqliteStorage
 from gatekeeper.storage.base import Storage
 from tests.fetching.directories import DAY
-from tests.fetching.turns import HostTurns
+from tests.fetching.host_leases import HostLeases
 from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
 
 RULES = "User-agent: *\nDisallow: /private\n"
@@ -37,7 +37,7 @@ async def directory_on(
             user_agent="testbot/1.0",
             config=config,
             clock=net.clock,
-            acquire=HostTurns(net.clock, config.pacing.default_interval),
+            acquire=HostLeases(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
         directory = Directory(
@@ -50,7 +50,7 @@ async def directory_on(
             await directory.close()
 
 
-async def test_living_and_dead_together(virtual_internet: FakeInternet) -> None:
+async def test_dead_origins_do_not_delay_living_ones(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     clock = net.clock
     dead = [f"dead{n}.test" for n in range(30)]
@@ -222,7 +222,7 @@ async def test_the_targets_record_is_consulted_and_filled(virtual_internet: Fake
         assert own.current.hops == ()
 
 
-async def test_each_request_of_a_retrieval_takes_a_turn(virtual_internet: FakeInternet) -> None:
+async def test_each_request_of_a_retrieval_takes_a_lease(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     site = net.site("a.test").on("/robots.txt", redirect("/r"))
     site.on("/r", Reset(), Page(RULES))
@@ -233,7 +233,7 @@ async def test_each_request_of_a_retrieval_takes_a_turn(virtual_internet: FakeIn
     assert site.most_concurrent == 1
 
 
-async def test_the_limit_of_500_kib_spares_the_rule_before_it(
+async def test_a_rule_before_the_limit_of_500_kib_is_read(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -265,7 +265,7 @@ async def test_exactly_500_kib_are_read_to_the_last_line(virtual_internet: FakeI
         assert not record.text.robots.policy("testbot").allowed("/last")
 
 
-async def test_a_flight_that_is_closed_leaves_no_socket(virtual_internet: FakeInternet) -> None:
+async def test_a_fetch_ended_by_close_leaves_no_socket(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     net.blackhole("a.test")
     async with directory_on(net) as directory:

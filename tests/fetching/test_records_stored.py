@@ -16,17 +16,17 @@ from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, Source, file
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 
 
-def reborn(clock: VirtualClock, *, wall: float = 0.0) -> VirtualClock:
+def restarted(clock: VirtualClock, *, wall: float = 0.0) -> VirtualClock:
     """Return the clock of the next process, with another monotonic time."""
     return VirtualClock(start=7.0, wall=clock.wall() + wall)
 
 
-async def test_a_restart_asks_nobody_before_it_must() -> None:
+async def test_after_a_restart_a_fresh_record_is_not_fetched_again() -> None:
     storage = MemoryStorage()
     async with house(storage=storage) as first:
         await first.get()
         await first.clock.elapse(HOUR)
-    async with house(file(NEW), storage=storage, clock=reborn(first.clock)) as second:
+    async with house(file(NEW), storage=storage, clock=restarted(first.clock)) as second:
         record = await second.get()
         assert second.allows(record, "/old") is False
         assert second.source.asked == []
@@ -45,7 +45,7 @@ async def test_a_record_in_its_soft_time_answers_and_is_refreshed() -> None:
     async with house(lasting(HOUR), storage=storage) as first:
         await first.get()
         await first.clock.elapse(0.96 * HOUR)
-    async with house(file(NEW), storage=storage, clock=reborn(first.clock)) as second:
+    async with house(file(NEW), storage=storage, clock=restarted(first.clock)) as second:
         assert second.allows(await second.get(), "/old") is False
         await second.clock.settle()
         assert second.allows(await second.get(), "/new") is False
@@ -57,7 +57,7 @@ async def test_an_expired_record_still_gives_its_validators() -> None:
         await first.get()
         await first.clock.elapse(2 * DAY)
     source = Source(Retrieval(outcome=Outcome.NOT_MODIFIED, status=304))
-    async with house(source, storage=storage, clock=reborn(first.clock)) as second:
+    async with house(source, storage=storage, clock=restarted(first.clock)) as second:
         record = await second.get()
         assert source.validators[0] is not None
         assert source.validators[0].etag == '"7"'
@@ -65,7 +65,7 @@ async def test_an_expired_record_still_gives_its_validators() -> None:
         assert record.standing(second.clock).state is State.PARSED
 
 
-async def test_the_ladder_and_its_beginning_survive() -> None:
+async def test_retry_delays_and_the_start_of_an_outage_survive_a_restart() -> None:
     storage = MemoryStorage()
     async with house(lasting(HOUR), storage=storage) as first:
         await first.get()
@@ -75,7 +75,7 @@ async def test_the_ladder_and_its_beginning_survive() -> None:
             record = await first.get()
             await first.clock.elapse(record.expires - first.clock.monotonic())
         step = (await first.get()).step
-    async with house(DOWN, storage=storage, clock=reborn(first.clock)) as second:
+    async with house(DOWN, storage=storage, clock=restarted(first.clock)) as second:
         record = await second.get()
         assert second.source.asked == [], "the rung has not passed"
         assert record.step == step
@@ -93,17 +93,17 @@ async def test_pages_reported_before_the_restart_count_after_a_month() -> None:
         await first.get()
         await first.clock.elapse(30 * DAY)
         first.directory.note_page(ORIGIN, True)
-    async with house(DOWN, storage=storage, clock=reborn(first.clock)) as second:
+    async with house(DOWN, storage=storage, clock=restarted(first.clock)) as second:
         standing = (await second.get()).standing(second.clock)
         assert standing.reason is Reason.LONG_UNREACHABLE
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-async def test_a_clock_set_wrong_between_two_processes_makes_us_ask(jump: float) -> None:
+async def test_a_jump_of_the_wall_clock_between_two_processes_expires_a_record(jump: float) -> None:
     storage = MemoryStorage()
     async with house(storage=storage) as first:
         await first.get()
-    clock = reborn(first.clock, wall=jump)
+    clock = restarted(first.clock, wall=jump)
     async with house(file(NEW), storage=storage, clock=clock) as second:
         # Forward: it seems a day old. Back: its age is unknown.
         assert second.allows(await second.get(), "/new") is False
@@ -128,7 +128,7 @@ async def test_a_clock_set_while_down_changes_no_lifetime_on_one_start_of_the_ma
 
 
 @pytest.mark.parametrize("jump", [-30 * DAY, -2 * HOUR, 2 * HOUR, 30 * DAY])
-async def test_a_clock_set_while_down_moves_nobody_on_the_ladder(jump: float) -> None:
+async def test_a_clock_set_while_down_changes_no_retry_delay(jump: float) -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage) as first:
         left = (await first.get()).expires - first.clock.monotonic()
@@ -141,11 +141,11 @@ async def test_a_clock_set_while_down_moves_nobody_on_the_ladder(jump: float) ->
         assert record.unreachable_for(second.clock.monotonic()) == pytest.approx(left / 2)
 
 
-async def test_a_clock_set_back_prolongs_no_pause() -> None:
+async def test_a_clock_set_back_prolongs_no_retry_delay() -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage) as first:
         pause = (await first.get()).expires - first.clock.monotonic()
-    async with house(DOWN, storage=storage, clock=reborn(first.clock, wall=-DAY)) as second:
+    async with house(DOWN, storage=storage, clock=restarted(first.clock, wall=-DAY)) as second:
         record = await second.get()
         assert second.source.asked == []
         assert record.expires - second.clock.monotonic() == pytest.approx(pause)
@@ -171,7 +171,7 @@ async def test_a_lost_text_is_never_taken_for_an_empty_one() -> None:
     storage = Damaged()
     async with house(storage=storage) as first:
         await first.get()
-    async with house(storage=storage, clock=reborn(first.clock)) as second:
+    async with house(storage=storage, clock=restarted(first.clock)) as second:
         assert second.allows(await second.get(), "/old") is False
         assert second.source.asked == [ORIGIN]
         assert second.directory.stats().storage_errors == 1
@@ -185,7 +185,7 @@ async def test_a_record_with_damaged_metadata_is_fetched_again() -> None:
     assert stored is not None
     for damaged in ("[", '{"brief": 1}', '["x"]'):
         storage.put_origin(msgspec.structs.replace(stored, metadata=damaged))
-        async with house(storage=storage, clock=reborn(first.clock)) as second:
+        async with house(storage=storage, clock=restarted(first.clock)) as second:
             assert second.allows(await second.get(), "/old") is False
             assert second.source.asked == [ORIGIN]
             assert second.directory.stats().storage_errors == 1
@@ -204,7 +204,7 @@ async def test_an_outcome_of_a_later_version_defers() -> None:
     stored = await storage.load_origin(ORIGIN)
     assert stored is not None
     storage.put_origin(msgspec.structs.replace(stored, outcome="invented_later"))
-    async with house(storage=storage, clock=reborn(first.clock)) as second:
+    async with house(storage=storage, clock=restarted(first.clock)) as second:
         assert (await second.get()).standing(second.clock).verdict is Verdict.DEFER
 
 
@@ -223,12 +223,12 @@ async def test_each_distinct_body_enters_the_history() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.BLOCKED, Outcome.EGRESS_POLICY])
-async def test_what_the_guard_refused_is_asked_about_again_by_the_next_process(
+async def test_an_origin_refused_by_the_guard_is_judged_again_by_the_next_process(
     outcome: Outcome,
 ) -> None:
     """Otherwise it would be refused for a day, even if the next process may fetch it."""
     storage = MemoryStorage()
     async with house(Retrieval(outcome=outcome), storage=storage) as first:
         await first.get()
-    async with house(file(NEW), storage=storage, clock=reborn(first.clock)) as second:
+    async with house(file(NEW), storage=storage, clock=restarted(first.clock)) as second:
         assert second.allows(await second.get(), "/old") is True

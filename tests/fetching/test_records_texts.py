@@ -79,7 +79,7 @@ def test_two_bodies_with_one_key_are_two_texts(texts: FileTexts) -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_text_wakes_as_it_was(texts: FileTexts, name: str) -> None:
+def test_a_text_at_rest_is_parsed_again_to_the_same_rules(texts: FileTexts, name: str) -> None:
     text = texts.of(BODIES[name])
     texts.hold(text)
     robots = text.robots
@@ -94,9 +94,7 @@ def test_a_text_wakes_as_it_was(texts: FileTexts, name: str) -> None:
         assert text.parsed == robots
 
 
-def test_the_texts_asked_for_last_are_awake(
-    texts: FileTexts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_texts_used_last_stay_parsed(texts: FileTexts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_MAX_AWAKE", 3)
     kept = [texts.of(b"User-agent: *\nDisallow: /%d\n" % number) for number in range(10)]
     for text in kept[:9]:
@@ -110,7 +108,7 @@ def test_the_texts_asked_for_last_are_awake(
     assert texts.awake_bytes < 2_000
 
 
-def test_awake_texts_have_a_bound_in_bytes() -> None:
+def test_parsed_texts_have_a_bound_in_bytes() -> None:
     texts = FileTexts(Config.from_dict({"cache": {"max_bytes": 4_000_000}}))
     kept = [texts.of(b"User-agent: *\n" + b"Disallow: /%d\n" % n * 15_000) for n in range(5)]
     for text in kept:

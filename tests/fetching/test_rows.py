@@ -127,7 +127,9 @@ def assert_reads(row: Expected, standing: Standing) -> None:
 
 
 @rows
-async def test_cold(row: Expected) -> None:
+async def test_a_row_of_outcomes_for_an_unknown_origin_has_its_verdict_and_lifetime(
+    row: Expected,
+) -> None:
     async with house(came(row)) as it:
         record = await it.get()
         assert_reads(row, record.standing(it.clock))
@@ -142,7 +144,7 @@ async def test_cold(row: Expected) -> None:
 
 
 @rows
-async def test_warm(row: Expected) -> None:
+async def test_a_row_of_outcomes_does_not_change_a_fresh_record(row: Expected) -> None:
     async with house(file(OLD)) as it:
         before = await it.get()
         it.source.answer = came(row)
@@ -153,7 +155,7 @@ async def test_warm(row: Expected) -> None:
 
 
 @rows
-async def test_stale(row: Expected) -> None:
+async def test_a_row_of_outcomes_after_expiry_has_its_verdict(row: Expected) -> None:
     async with house(file(OLD)) as it:
         await it.get()
         it.source.answer = came(row)
@@ -170,7 +172,9 @@ async def test_stale(row: Expected) -> None:
 
 
 @rows
-async def test_unreachable_with_an_old_copy(row: Expected) -> None:
+async def test_an_unreachable_origin_with_an_old_copy_is_deferred_and_then_uses_the_copy(
+    row: Expected,
+) -> None:
     async with house(file(OLD)) as it:
         await it.get()
         await it.clock.elapse(DAY + 1)
@@ -195,7 +199,7 @@ async def test_unreachable_with_an_old_copy(row: Expected) -> None:
             assert_reads(row, standing)
 
 
-async def test_not_modified_renews_what_is_known() -> None:
+async def test_a_304_renews_the_known_record() -> None:
     """Row 9, the good case: a 304 confirms an existing record."""
     source = Source(file(OLD, etag='"1"'))
     async with house(source) as it:

@@ -70,7 +70,9 @@ async def test_a_private_authority_counts_for_robots_txt_and_for_pages(
         assert len(internet.connections) == 1
 
 
-async def test_a_guarded_connector_trusts_it_unless_it_is_given_a_context(ca_file: str) -> None:
+async def test_a_guarded_connector_trusts_the_private_authority_unless_given_a_context(
+    ca_file: str,
+) -> None:
     with_authority = guarded_connector(config(ca_file=ca_file))
     own = ssl.create_default_context()
     with_own = guarded_connector(config(ca_file=ca_file), ssl=own)
@@ -145,7 +147,7 @@ async def test_after_a_restart_with_the_authority_the_site_is_asked_again_at_onc
         assert (await gate.check(PAGE)).verdict is Verdict.ALLOW
 
 
-def test_what_holds_no_certificate_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
     empty, text = tmp_path / "empty", tmp_path / "text"
     empty.mkdir()
     text.write_text("-----BEGIN PRIVATE KEY-----\n")

@@ -46,12 +46,12 @@ def by_id(vectors: list[dict[str, Any]]) -> Any:
     return pytest.mark.parametrize("vector", vectors, ids=lambda v: f"{v['id']}-{v['rule']}")
 
 
-def test_every_exception_is_a_vector() -> None:
+def test_every_listed_exception_names_a_vector() -> None:
     assert DECIDED.keys() <= {vector["id"] for vector in VECTORS}
 
 
 @by_id(HEADERS)
-def test_headers(vector: dict[str, Any]) -> None:
+def test_header_vectors_give_the_expected_times(vector: dict[str, Any]) -> None:
     now = datetime.fromisoformat(vector.get("now", "2026-11-20T10:00:00Z")).timestamp()
     headers = vector["header"]
     if "fresh_for_s" in vector:
@@ -92,7 +92,7 @@ def allowed(it: House, vector: dict[str, Any], standing: Any) -> bool:
 
 
 @by_id([v for v in ANSWERS if v.get("outcome") != "follow"])
-async def test_answers(vector: dict[str, Any]) -> None:
+async def test_answer_vectors_give_the_expected_decision(vector: dict[str, Any]) -> None:
     expected = {**vector, **DECIDED.get(vector["id"], {})}
     http = vector["http"]
     async with house(retrieval_of(vector), **config_of(vector)) as it:
@@ -125,11 +125,11 @@ async def _have_a_copy(it: House, vector: dict[str, Any], age: float) -> None:
 
 
 @by_id([v for v in ANSWERS if v.get("outcome") == "follow"])
-def test_redirects_are_followed(vector: dict[str, Any]) -> None:
+def test_every_redirect_vector_is_a_redirect_status(vector: dict[str, Any]) -> None:
     # test_fetcher.py follows them over real sockets.
     status = vector["http"]["status"]
     assert classify(status=status, config=Config().fetch) is Outcome.REDIRECT
 
 
-def test_the_vectors_are_all_here() -> None:
+def test_all_vectors_are_read() -> None:
     assert len(HEADERS) + len(ANSWERS) == len(VECTORS) >= 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,8 @@ from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet import ledger as ledger_module
 from gatekeeper.fleet import store as store_module
 from tests.fleet.server import BINARY, Server
-from tests.pacing.ledger_rules import PATIENCE, real_time
+from tests.pacing.ledger_rules import real_time
+from tests.waiting_support import until
 
 SHIFTED = """(function()
   local t = redis.call('TIME')
@@ -56,7 +56,7 @@ class FleetTime:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def long_deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Raise the deadline of calls, so that a busy machine does not lose the store. Tests of
     deadlines set their own."""
     monkeypatch.setattr(store_module, "CALL_DEADLINE", 20.0)
@@ -106,9 +106,7 @@ async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
         if user is not None:
             user(ledger)
         await ledger.open()
-        async with asyncio.timeout(PATIENCE):
-            while not ledger.hearing:  # until then waiters poll once a second
-                await asyncio.sleep(0.01)
+        await until(lambda: ledger.hearing)  # until then waiters poll once a second
         if wait and len(made) == 1:
             await time.tick(100_000)
             async with ledger._lock:

@@ -109,8 +109,8 @@ class Sites:
         await self.linger(self.rng.choice(self.delays))
         visit.status, more, body = 200, "", b"page"
         if visit.path == "/robots.txt":
-            turn = int(time.monotonic() / CHANGES) % 2 if self.changing else 0
-            visit.interval = INTERVALS[turn]
+            phase = int(time.monotonic() / CHANGES) % 2 if self.changing else 0
+            visit.interval = INTERVALS[phase]
             more = f"Cache-Control: max-age={LIFETIME:.0f}\r\n"
             body = f"User-agent: *\nDisallow: /never/\nCrawl-delay: {visit.interval}\n".encode()
         elif (dice := self.rng.random()) < 0.02:

@@ -30,6 +30,7 @@ from tests.fleet.proxy import Proxy
 from tests.fleet.server import BINARY, Replicated, Server
 from tests.internet import free_port
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, take
+from tests.waiting_support import until
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
@@ -76,11 +77,9 @@ async def works() -> AsyncIterator[Works]:
         await ledger.head(["a:1"])
         assert not await granted(ledger, "a:2", "h")
         async with asyncio.timeout(PATIENCE):
-            while not ledger.hearing:
-                await asyncio.sleep(0.01)
+            await until(lambda: ledger.hearing)
             await ledger.pause(["h"])
-            while not listener.pauses:
-                await asyncio.sleep(0.01)
+            await until(lambda: listener.pauses)
         return ledger
 
     yield try_it
@@ -98,7 +97,7 @@ async def works() -> AsyncIterator[Works]:
         ),
     ],
 )
-async def test_a_url_that_no_waiting_makes_right_is_refused_at_the_start(
+async def test_a_wrong_store_url_is_refused_at_the_start(
     started: Started, url: str, remedy: str
 ) -> None:
     """Such a URL must not be treated as a store that is away, or nothing would ever be granted."""
@@ -124,7 +123,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[
     )
 
 
-async def test_over_tls_and_not_past_a_certificate_that_nobody_knows(
+async def test_a_store_over_tls_works_and_an_unknown_certificate_is_refused(
     started: Started, works: Works, certificates: tuple[Path, tuple[str, ...]]
 ) -> None:
     authority, options = certificates
@@ -138,7 +137,7 @@ async def test_over_tls_and_not_past_a_certificate_that_nobody_knows(
     await stranger.close()
 
 
-async def test_with_the_rights_that_the_documents_list_and_a_database_of_its_own(
+async def test_a_store_user_with_the_documented_rights_works_in_its_own_database(
     started: Started, works: Works, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -173,8 +172,7 @@ async def test_a_user_who_may_not_subscribe_is_named_once_in_the_log(
     server.ask("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "&*", "+@all", "-subscribe")
     async with RedisLedger(f"redis://deaf:pw@127.0.0.1:{server.port}/0") as ledger:
         async with asyncio.timeout(PATIENCE):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+            await until(lambda: caplog.records)
             tried = asyncio.Event()
             listen = ledger._store.listen
 
@@ -190,7 +188,9 @@ async def test_a_user_who_may_not_subscribe_is_named_once_in_the_log(
     assert "docs/fleet.md" in said
 
 
-async def test_over_a_unix_socket_with_a_database(started: Started, works: Works) -> None:
+async def test_a_store_at_a_unix_socket_with_a_database_works(
+    started: Started, works: Works
+) -> None:
     server = started()
     await works(f"{server.url}?db=5")
     assert b"db5:keys=" in server.ask("INFO", "keyspace")
@@ -232,7 +232,7 @@ def test_no_password_is_shown_however_it_is_written(url: str, shown: str) -> Non
         ("redis:/u:a/secret@h", "h"),
     ],
 )
-def test_what_has_no_scheme_is_quoted_as_it_was_given(url: str, shown: str) -> None:
+def test_a_store_url_without_a_scheme_is_quoted_as_given(url: str, shown: str) -> None:
     assert without_credentials(url) == shown
     assert "secret" not in repr(FleetConfig(url=url))
     with pytest.raises(
@@ -284,7 +284,7 @@ async def test_a_store_that_refuses_connections_is_down_for_all_but_behind_senti
 @pytest.mark.parametrize(
     ("how", "down"), [("loads", True), ("is gone", False), ("is full", False), ("hangs", False)]
 )
-async def test_what_lies_between_may_cut_us_off_alone(
+async def test_a_proxy_that_hangs_or_refuses_cuts_off_only_its_member(
     started: Started, monkeypatch: pytest.MonkeyPatch, how: str, down: bool
 ) -> None:
     """A proxy that accepts but can't connect, or never responds, may affect this member alone."""
@@ -468,7 +468,7 @@ async def test_a_namespace_of_another_format_is_refused(server: Server) -> None:
     assert b"x" in server.ask("HGET", "{gatekeeper}:epoch", "id")
 
 
-async def test_a_later_version_of_an_equal_format_may_say_more(
+async def test_unknown_fields_and_kinds_of_messages_are_ignored(
     server: Server, works: Works, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Additional fields of messages and unknown kinds of messages are ignored."""
@@ -482,9 +482,7 @@ async def test_a_later_version_of_an_equal_format_may_say_more(
             ["p", "h", 1, 2],
         ):
             await client.publish("{gatekeeper}:all", encoded(said))
-    async with asyncio.timeout(PATIENCE):
-        while not listener.reports or len(listener.pauses) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: listener.reports and len(listener.pauses) >= 2)
     assert listener.reports == [Report("h", 5.0, "429")]
     assert not [one for one in caplog.messages if "can't be read" in one]
 
@@ -509,7 +507,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
     return give
 
 
-async def test_a_server_that_accepts_and_never_answers_holds_nobody(
+async def test_a_server_that_never_answers_blocks_nobody(
     started: Started, works: Works, deadline: Deadline
 ) -> None:
     server = started()
@@ -520,8 +518,7 @@ async def test_a_server_that_accepts_and_never_answers_holds_nobody(
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(LedgerLost):
                 await take(ledger, "a:9", "x")
-            while ledger.hearing:  # the other connection as well
-                await asyncio.sleep(0.01)
+            await until(lambda: not ledger.hearing)  # the other connection as well
             begun = wall.monotonic()
             await asyncio.gather(
                 *(take(ledger, f"a:{n}", "x") for n in range(50)), return_exceptions=True
@@ -535,9 +532,7 @@ async def test_a_server_that_accepts_and_never_answers_holds_nobody(
     finally:
         server.go_on()
     deadline(ledger, PATIENCE)
-    async with asyncio.timeout(PATIENCE):
-        while not ledger.hearing or ledger.state != "connected":
-            await asyncio.sleep(0.01)
+    await until(lambda: ledger.hearing and ledger.state == "connected")
 
 
 async def gather_one(call: Coroutine[object, object, object]) -> object:
@@ -546,7 +541,7 @@ async def gather_one(call: Coroutine[object, object, object]) -> object:
 
 
 @pytest.mark.parametrize("how", ["drop", "swallow replies", "half-close"])
-async def test_a_wire_that_breaks_in_any_way_is_found_out(
+async def test_a_connection_that_breaks_in_any_way_is_noticed(
     started: Started, works: Works, deadline: Deadline, how: str
 ) -> None:
     server = started()
@@ -566,8 +561,7 @@ async def test_a_wire_that_breaks_in_any_way_is_found_out(
             assert any(isinstance(one, LedgerLost) for one in found)
             proxy.how = "pass"
             deadline(ledger, PATIENCE)
-            while not ledger.hearing or ledger.state != "connected":
-                await asyncio.sleep(0.01)
+            await until(lambda: ledger.hearing and ledger.state == "connected")
         assert await granted(ledger, "a:20", "z")
         assert not await granted(ledger, "a:21", "h")
         assert ledger.stats().epochs == epochs
@@ -650,7 +644,7 @@ async def test_a_url_of_another_service_is_refused_in_one_line(what: str, scheme
 
 
 @pytest.mark.parametrize("what", MISFITS)
-async def test_a_store_that_answers_nonsense_meanwhile_is_lost_in_one_line(
+async def test_a_store_that_answers_nonsense_is_lost_with_one_log_line(
     server: Server, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_module, "HEARTBEAT_SECONDS", 0.02)
@@ -664,17 +658,13 @@ async def test_a_store_that_answers_nonsense_meanwhile_is_lost_in_one_line(
             assert ledger.state != "lost"
             caplog.clear()
             proxy.answer = MISFITS[what]
-            async with asyncio.timeout(PATIENCE):
-                while ledger.state != "lost" or proxy.connections < 12:
-                    await asyncio.sleep(0.005)
+            await until(lambda: ledger.state == "lost" and proxy.connections >= 12)
             proxy.answer = b""
             lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
             assert [one.getMessage() for one in lines if "can't be reached" not in one.msg] == []
             assert len(lines) == 1
             assert lines[0].exc_info is None
-            async with asyncio.timeout(PATIENCE):
-                while ledger.state == "lost":
-                    await asyncio.sleep(0.005)
+            await until(lambda: ledger.state != "lost")
     finally:
         await proxy.close()
 
@@ -697,7 +687,9 @@ async def test_a_reply_of_too_many_elements_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", ":secret@"])
-async def test_a_store_at_its_maxclients_is_told_in_words(started: Started, secret: str) -> None:
+async def test_a_store_at_its_maxclients_is_named_in_the_error(
+    started: Started, secret: str
+) -> None:
     server = started("--maxclients", "1", *(("--requirepass", "secret") if secret else ()))
     with socket.socket(socket.AF_UNIX) as held:
         held.connect(str(server.socket))
@@ -708,7 +700,7 @@ async def test_a_store_at_its_maxclients_is_told_in_words(started: Started, secr
         await store.close()
 
 
-def test_what_one_remedy_helps_against_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_with_one_remedy_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Each command that the rights of a user lack has an error message of its own."""
     logged: set[str] = set()
     for name in ("a heartbeat", "receiving notifications"):

@@ -13,7 +13,8 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
-from tests.pacing.ledger_rules import PATIENCE, Listener, granted, near, take, wait_of
+from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+from tests.waiting_support import until
 
 HOLD = 20.0
 
@@ -41,7 +42,7 @@ async def again(ledger: RedisLedger, token: str, host: str, interval: float = 1.
     raise AssertionError("it does not come back")
 
 
-async def test_who_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -> None:
+async def test_a_member_that_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -> None:
     ledger = await join(wait=False)
     assert near(await wait_of(ledger, "a:1", "h"), 1.5 * HOLD, 1.0)
     assert ledger.state == "recovering"
@@ -64,14 +65,16 @@ async def test_a_quarantine_is_not_over_before_lists_of_members_count_no_more(
     assert ledger._members._valid_for <= quarantine
 
 
-async def test_who_joins_a_fleet_need_not_wait(join: Join, time: FleetTime) -> None:
+async def test_a_member_that_joins_a_running_fleet_does_not_wait(
+    join: Join, time: FleetTime
+) -> None:
     await join()
     other = await join()
     assert await granted(other, "b:1", "h")
     assert other.stats().members == 2
 
 
-async def test_a_gate_that_joins_takes_the_clocks_of_its_state_file_along(
+async def test_a_gate_that_joins_pushes_the_clocks_of_its_state_file(
     join: Join, server: Server, time: FleetTime
 ) -> None:
     """Otherwise the other members would ask a host again before its interval is over. Pauses stay
@@ -91,7 +94,9 @@ async def test_a_gate_that_joins_takes_the_clocks_of_its_state_file_along(
         assert await granted(one, "a:4", "other")
 
 
-async def test_flushall_and_all_who_lived_are_there(join: Join, server: Server) -> None:
+async def test_flushall_with_all_members_present_ends_the_quarantine_early(
+    join: Join, server: Server
+) -> None:
     """The quarantine ends as soon as each member has pushed its clocks, blocks and holds."""
     one, other = await join(), await join()
     one.listen("a", Knowing(ScopeClock("known", 10.0, 60.0)))
@@ -107,7 +112,9 @@ async def test_flushall_and_all_who_lived_are_there(join: Join, server: Server) 
     assert one.state == "connected"
 
 
-async def test_flushall_then_a_newcomer_first(join: Join, server: Server, time: FleetTime) -> None:
+async def test_a_newcomer_after_flushall_waits_for_the_longest_hold(
+    join: Join, server: Server, time: FleetTime
+) -> None:
     """It knows no other member, so it must wait for as long as a hold could last."""
     one = await join()
     assert await granted(one, "a:1", "h")
@@ -143,7 +150,7 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     assert isinstance(answer, Granted)
 
 
-async def test_clocks_that_a_member_has_not_at_hand_are_kept_to(
+async def test_clocks_that_a_member_moved_to_its_storage_hold_after_a_loss(
     join: Join, server: Server, time: FleetTime
 ) -> None:
     """A member moved some clocks to its storage, so every scope counts as requested now."""
@@ -157,7 +164,7 @@ async def test_clocks_that_a_member_has_not_at_hand_are_kept_to(
     assert await granted(one, "a:3", "quick")
 
 
-async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
+async def test_an_unused_hold_pushed_first_does_not_undo_the_clock_of_another_member(
     join: Join, server: Server
 ) -> None:
     """B was granted a start with the interval that it knew; A knows a longer one. The store loses
@@ -176,7 +183,7 @@ async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
     assert near(await wait_of(one, "a:3", "h"), 55.0, 2.0)
 
 
-async def test_a_dead_members_long_interval_is_kept_to(
+async def test_the_long_interval_of_a_dead_member_holds_after_a_loss(
     join: Join, server: Server, time: FleetTime
 ) -> None:
     """No remaining member has its clock, but each of them knows the site's interval."""
@@ -210,7 +217,7 @@ async def test_a_dead_members_long_interval_outlasts_a_second_loss(
 
 
 @pytest.mark.parametrize("how", ["signs off", "dies, and is forgotten"])
-async def test_the_clocks_of_one_that_is_gone_are_not_lost_with_the_store(
+async def test_clocks_of_a_member_that_left_hold_after_the_store_is_lost(
     join: Join, server: Server, time: FleetTime, how: str
 ) -> None:
     """Only the store had them, so every scope counts as requested when the member left."""
@@ -230,7 +237,7 @@ async def test_the_clocks_of_one_that_is_gone_are_not_lost_with_the_store(
     assert await granted(one, "a:2", "quick")
 
 
-async def test_the_clock_of_the_server_is_set(
+async def test_a_clock_of_the_server_that_is_set_begins_a_new_epoch(
     join: Join, server: Server, time: FleetTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If set forward, holds would expire early; if set back, clocks would lie far in the future."""
@@ -263,7 +270,7 @@ async def test_a_block_outlasts_a_clock_set_back_by_its_own_length_at_most(
     assert 29.0 < (await again(ledger, "a:1", "h")).seconds <= 30.0
 
 
-async def test_script_flush_costs_nothing(join: Join, server: Server) -> None:
+async def test_script_flush_loses_nothing(join: Join, server: Server) -> None:
     ledger = await join()
     assert await granted(ledger, "a:1", "h")
     server.ask("SCRIPT", "FLUSH")
@@ -271,7 +278,7 @@ async def test_script_flush_costs_nothing(join: Join, server: Server) -> None:
     assert ledger.stats().failures == 0
 
 
-async def test_a_cut_connection_loses_no_memory(join: Join, server: Server) -> None:
+async def test_a_cut_connection_begins_no_new_epoch(join: Join, server: Server) -> None:
     ledger = await join()
     assert await granted(ledger, "a:1", "h")
     epochs = ledger.stats().epochs
@@ -283,7 +290,7 @@ async def test_a_cut_connection_loses_no_memory(join: Join, server: Server) -> N
     assert ledger.stats().epochs == epochs
 
 
-async def test_a_lost_reply_gets_the_same_grant(
+async def test_a_call_repeated_after_a_lost_reply_gets_the_same_grant(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = await join()
@@ -327,9 +334,7 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         assert listener.losses == [True]
         server.start()
         server.ask("SET", "{shift}", str(round(time.clock.by * 1e6)))
-        async with asyncio.timeout(PATIENCE):
-            while listener.losses != [True, False]:
-                await asyncio.sleep(0.02)
+        await until(lambda: listener.losses == [True, False])
         assert ledger.state == "connected"
         assert await granted(ledger, "a:2", "x")
         assert not await granted(ledger, "a:3", "h")
@@ -397,7 +402,7 @@ async def cut_off(ledger: RedisLedger) -> None:
     await ledger._store.hang_up()
 
 
-async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_heard_of(
+async def test_a_member_that_was_cut_off_does_not_end_a_quarantine_for_unknown_members(
     join: Join, server: Server, time: FleetTime
 ) -> None:
     """A was alone, and is cut off. C joins, does not wait for a member that is silent for so long,
@@ -479,7 +484,7 @@ async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_l
     assert not await granted(a, "a:3", "h")
 
 
-async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join) -> None:
+async def test_a_newcomer_does_not_count_another_newcomer_that_no_member_knows(join: Join) -> None:
     """A is cut off. B and C join, and read lists with each other: A would wait for neither."""
     a = await join()
     await cut_off(a)
@@ -491,7 +496,9 @@ async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join)
     assert not c._members.known
 
 
-async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server) -> None:
+async def test_the_member_list_of_a_store_without_an_epoch_is_not_used(
+    join: Join, server: Server
+) -> None:
     """If it has lost the epoch, and the member knows that, its list of members is not used."""
     one, _ = await join(), await join()
     await one._send_heartbeat()
@@ -506,7 +513,7 @@ async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server)
 
 
 @pytest.mark.parametrize("away", [0.5 * HOLD, 3 * HOLD])
-async def test_who_was_cut_off_for_long_has_no_list_that_counts(
+async def test_the_member_list_of_a_member_cut_off_for_long_is_not_used(
     join: Join, server: Server, time: FleetTime, away: float
 ) -> None:
     """Neither member read a list for longer than newcomers wait, so others may have joined and
@@ -530,7 +537,7 @@ async def test_who_was_cut_off_for_long_has_no_list_that_counts(
 
 
 @pytest.mark.parametrize("every", [0.75 * HOLD, 1.5 * HOLD])
-async def test_an_outage_for_all_ends_when_all_are_back_however_long_it_was(
+async def test_a_store_outage_ends_once_all_members_are_back_however_long_it_was(
     time: FleetTime, every: float
 ) -> None:
     """Each member sees that the store itself is down, so no member joined meanwhile. A member that
@@ -591,7 +598,7 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
     assert (await again(one, "a:1", "h")).seconds > HOLD
 
 
-async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
+async def test_a_heartbeat_goes_on_after_an_unexpected_error(
     join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = await join()
@@ -606,14 +613,10 @@ async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
 
     monkeypatch.setattr(ledger._store, "script", breaks)
     ledger._heartbeat_now.set()
-    async with asyncio.timeout(PATIENCE):
-        while not broken:
-            await asyncio.sleep(0.005)
+    await until(lambda: broken)
     monkeypatch.setattr(ledger._store, "script", script)
     monkeypatch.setattr(ledger._store, "run", run)
-    async with asyncio.timeout(PATIENCE):
-        while not ledger._epoch:
-            await asyncio.sleep(0.005)
+    await until(lambda: ledger._epoch)
     assert await granted(ledger, "a:1", "h")
     assert "a heartbeat failed" in caplog.text
 
@@ -631,7 +634,7 @@ async def test_an_answer_that_cannot_be_read_is_a_store_that_is_lost(
         await take(ledger, "a:1", "h")
 
 
-async def test_a_store_that_is_lost_twice_waits_for_whom_it_knew_before(
+async def test_a_store_lost_twice_waits_for_the_members_from_before_the_first_loss(
     join: Join, server: Server
 ) -> None:
     """After the first loss, the store's list names only the members that returned in between."""

@@ -30,7 +30,9 @@ RENEWED = (1139,)
 
 
 @pytest.mark.parametrize("seeds", [range(12), (*range(12, 24), *RENEWED)])
-def test_no_order_of_events_breaks_a_promise(client: Any, seeds: Sequence[int]) -> None:
+def test_no_explored_order_of_events_violates_an_interval(
+    client: Any, seeds: Sequence[int]
+) -> None:
     """`python -m tests.fleet.explorer` runs thousands, and prints the log of a single one."""
     visits = 0
     for seed in seeds:
@@ -40,7 +42,9 @@ def test_no_order_of_events_breaks_a_promise(client: Any, seeds: Sequence[int]) 
     assert visits > 50
 
 
-def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_a_member_list_that_forgets_members(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The explorer finds violations: here each member waits only for itself."""
     push_arguments = MemberList.push_arguments
 
@@ -58,20 +62,22 @@ OVERTAKEN = (14, 44, 50)
 
 
 @pytest.mark.parametrize("seeds", [OVERTAKEN, range(5)], ids=["overtaken", "others"])
-def test_no_hold_is_left_for_nobody(client: Any, seeds: Sequence[int]) -> None:
+def test_a_waiter_that_gives_up_leaves_no_hold(client: Any, seeds: Sequence[int]) -> None:
     """All waiters give up soon, before or after their grant, far from the store and near it."""
     for seed in seeds:
         assert not explore(impatient(seed), client).violations, impatient(seed)
 
 
-def test_a_hold_that_is_left_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_a_hold_that_nobody_owns(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gatekeeper.fleet.ledger.repeated_ends", lambda calls, is_over: [])
     found = [one for seed in OVERTAKEN for one in explore(impatient(seed), client).violations]
     assert found
     assert all(one.startswith("left for nobody") for one in found)
 
 
-def test_a_head_is_told_within_two_round_trips_and_a_lease_is_late_by_three(client: Any) -> None:
+def test_heads_reach_the_store_within_three_round_trips(client: Any) -> None:
     """If computing takes no time; any excess in `benchmarks.fleet` is due to the machine."""
     told, late = told_after(client, hosts=200, trip=0.02)
     assert len(told) > 550  # some heads are replaced by ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, listen, take, wait_of
+from tests.waiting_support import until
 
 
 class FarMember:
@@ -30,12 +31,6 @@ class FarMember:
 
     def knows(self, host: str) -> bool:
         return self.server.ask("EXISTS", f"{{gatekeeper}}:s:{host}") == b":1\r\n"
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ async def far(join: Join, time: FleetTime) -> AsyncIterator[FarMember]:
     await wire.close()
 
 
-async def test_a_question_leaves_while_another_awaits_its_answer(far: FarMember) -> None:
+async def test_a_call_is_sent_while_another_awaits_its_answer(far: FarMember) -> None:
     """The answers to both are lost; asking again with the same tokens returns the same ones."""
     far.wire.how = "swallow replies"
     first = asyncio.create_task(take(far.ledger, "a:1", "h"))
@@ -108,7 +103,7 @@ async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
     return answers[0]
 
 
-async def test_an_end_that_overtakes_its_take_leaves_no_hold(far: FarMember) -> None:
+async def test_an_end_that_overtakes_its_grant_leaves_no_hold(far: FarMember) -> None:
     """As for a lease that is cancelled immediately."""
     await overtaken(far, take(far.ledger, "a:1", "h", "all"), End("a:1", "undone"))
     for view in await far.ledger.look(["h", "all"]):
@@ -162,14 +157,14 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
     assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # including a possible heartbeat
 
 
-async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
+async def test_a_heartbeat_in_flight_delays_no_lease(join: Join) -> None:
     ledger = await join()
     async with ledger._lock:  # like a heartbeat that awaits its answer
         async with asyncio.timeout(PATIENCE):
             assert await granted(ledger, "a:1", "h")
 
 
-async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
+async def test_grants_in_flight_are_discarded_when_a_new_epoch_begins(
     join: Join, time: FleetTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its grants were made in an earlier epoch."""
@@ -195,7 +190,7 @@ async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
     assert await granted(ledger, "a:1", "h")
 
 
-async def test_who_recovers_waits_for_what_is_under_way(
+async def test_a_member_that_recovers_waits_for_its_calls_in_flight(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer of the old connection must not be mistaken for one of the new."""
@@ -304,7 +299,7 @@ async def test_a_hold_that_ends_while_it_is_pushed_keeps_its_clock(
     assert all(never_forgotten)
 
 
-def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_be() -> None:
+def test_a_call_is_sent_earlier_by_the_shortest_round_trip() -> None:
     air = Flights()
     assert air.send_delay(2.0) == 2.0
     air.shortest_trips = [0.5, 4.0]  # the shortest one errs on the slow side
@@ -312,7 +307,7 @@ def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_
     assert air.send_delay(0.2) == 0.0
 
 
-async def test_who_has_to_wait_asks_a_round_trip_ahead(
+async def test_a_waiting_member_asks_a_round_trip_before_the_scope_is_due(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the question arrives at the time that the store returned."""
@@ -327,7 +322,7 @@ async def test_who_has_to_wait_asks_a_round_trip_ahead(
     assert listener.opened_for == [("b:1", 1.0)]
 
 
-async def test_one_command_that_is_refused_leaves_the_others_their_answers(join: Join) -> None:
+async def test_a_refused_command_does_not_fail_the_others_of_its_flight(join: Join) -> None:
     """And a connection that was closed returns no answers."""
     ledger = await join()
     line = ledger._store._connection
@@ -345,7 +340,9 @@ async def test_one_command_that_is_refused_leaves_the_others_their_answers(join:
         await ledger._store.run("ECHO", "4")
 
 
-async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: FleetTime) -> None:
+async def test_a_member_that_closes_during_a_heartbeat_leaves_the_fleet(
+    join: Join, time: FleetTime
+) -> None:
     """It leaves the fleet all the same: a cancellation that redis-py's deadlines swallow would keep
     the heartbeat running for ever, and one that closes the connection would prevent leaving."""
     for turns in range(12):

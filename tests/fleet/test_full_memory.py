@@ -3,7 +3,6 @@ continues by itself once there is memory."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, NotBefore, Report
 from tests.fleet.conftest import Join
 from tests.fleet.server import Server
-from tests.pacing.ledger_rules import PATIENCE, Listener, granted, near, take, wait_of
+from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+from tests.waiting_support import until
 
 JUNK = 50_000
 """The size in bytes of the values that fill the memory."""
@@ -44,18 +44,12 @@ def empty(server: Server) -> None:
         pass
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not reached():
-            await asyncio.sleep(0.01)
-
-
 async def refused(ledger: RedisLedger, call: str, *arguments: object) -> None:
     with pytest.raises(LedgerLost):
         await getattr(ledger, call)(*arguments)
 
 
-async def test_a_store_without_memory_is_lost_until_there_is_some(
+async def test_a_store_out_of_memory_is_lost_until_memory_is_free(
     join: Join,
     server: Server,
     full: Callable[[], None],

@@ -16,7 +16,6 @@ from tests.fleet.proxy import Proxy
 from tests.fleet.server import Replicated
 from tests.fleet.test_epochs import HOLD, Knowing, again
 from tests.pacing.ledger_rules import (
-    PATIENCE,
     Listener,
     asks,
     granted,
@@ -25,6 +24,7 @@ from tests.pacing.ledger_rules import (
     take,
     wait_of,
 )
+from tests.waiting_support import until
 
 
 class Failover:
@@ -74,19 +74,15 @@ async def failover(time: FleetTime) -> AsyncIterator[Failover]:
 
 async def replicated(failover: Failover) -> None:
     """Wait until the replica has all writes so far."""
-    async with asyncio.timeout(PATIENCE):
-        while failover.pair.master.ask("WAIT", "1", "1000") != b":1\r\n":
-            await asyncio.sleep(0.01)
+    await until(lambda: failover.pair.master.ask("WAIT", "1", "1000") == b":1\r\n")
 
 
 async def hears(ledger: RedisLedger) -> None:
     """Wait until notifications arrive; before that, waiters poll once a second."""
-    async with asyncio.timeout(PATIENCE):
-        while not ledger.hearing:
-            await asyncio.sleep(0.01)
+    await until(lambda: ledger.hearing)
 
 
-async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_key(
+async def test_a_promoted_replica_without_the_last_write_begins_a_new_epoch(
     failover: Failover,
 ) -> None:
     """By the key alone, nothing would seem to have happened."""
@@ -114,7 +110,7 @@ async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_k
     assert near(await wait_of(other, "b:4", "known"), 55.0, 2.0)
 
 
-async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
+async def test_a_promoted_replica_waits_for_the_hold_of_a_member_that_is_gone(
     failover: Failover,
 ) -> None:
     one, other = await failover.join(Knowing()), await failover.join(Knowing())
@@ -137,7 +133,7 @@ async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
     assert await granted(other, "b:2", "x", interval=0.0)
 
 
-async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
+async def test_a_grant_older_than_its_hold_is_discarded_after_flushall(
     join: Join, time: FleetTime
 ) -> None:
     """It discards a grant that it has not used before the others may start."""
@@ -177,7 +173,7 @@ async def again_or_granted(ledger: RedisLedger, token: str, host: str) -> Grante
 
 
 @pytest.mark.parametrize("left", [0.5, 5.0, 19.0])
-async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_left(
+async def test_an_interval_counts_from_the_end_of_a_hold_without_a_head(
     join: Join, time: FleetTime, left: float
 ) -> None:
     """Its request may have been sent at its very end, from which the interval counts, as do a
@@ -197,7 +193,9 @@ async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_lef
 
 
 @pytest.mark.parametrize("block_first", [True, False])
-async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: bool) -> None:
+async def test_a_429_and_an_end_sent_together_in_either_order_let_no_request_start(
+    join: Join, block_first: bool
+) -> None:
     """If both are sent in one turn of the loop, no request starts between the two."""
     one, other = await join(), await join()
     listener = Listener()
@@ -215,7 +213,9 @@ async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: 
     assert near(await wait_of(other, "b:1", "h", interval=0.0), 30.0, 1.0)
 
 
-async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
+async def test_a_block_between_grant_and_send_reaches_the_holder_of_a_second_slot(
+    join: Join,
+) -> None:
     """The second request is notified before an answer could show the block."""
     one, other = await join(), await join()
     two = ScopeRequest("h", 0.0, 2)
@@ -225,16 +225,16 @@ async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
     assert await granted(one, "a:1", two)
     assert await granted(other, "b:1", two)
     await one.end([End("a:1", "sent", (Report("h", 30.0, "429"),))])
-    async with asyncio.timeout(PATIENCE):
-        while not second.reports:
-            await asyncio.sleep(0.005)
+    await until(lambda: second.reports)
     assert second.reports == [Report("h", 30.0, "429")]
     # The request was not sent and is undone: the slot is free, and the block applies.
     await other.end([End("b:1", "undone")])
     assert near(await wait_of(other, "b:2", two), 30.0, 1.0)
 
 
-async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: Join) -> None:
+async def test_a_reply_lost_on_the_way_is_asked_for_again_and_is_the_same_grant(
+    time: FleetTime, join: Join
+) -> None:
     """The grant was made: asking again with the same token returns it, and a second member is not
     granted anything."""
     other = await join()
@@ -246,9 +246,7 @@ async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: 
         assert await granted(ledger, "a:0", "x")  # the script is known there
         wire.how = "swallow replies"
         call = asyncio.create_task(take(ledger, "a:1", "h"))
-        async with asyncio.timeout(PATIENCE):
-            while time.server.ask("EXISTS", "{gatekeeper}:s:h") == b":0\r\n":
-                await asyncio.sleep(0.005)
+        await until(lambda: time.server.ask("EXISTS", "{gatekeeper}:s:h") != b":0\r\n")
         wire.how = "pass"
         wire.cut()
         with pytest.raises(LedgerLost):

@@ -109,7 +109,7 @@ async def warm(
     clock.by += 10.0
 
 
-async def test_a_page_whose_grant_grew_older_than_its_hold_takes_another_turn(
+async def test_a_page_whose_grant_outlived_its_hold_takes_another_lease(
     session: aiohttp.ClientSession,
     site: tuple[SlowTLS, str],
     clock: ShiftedClock,
@@ -154,7 +154,7 @@ async def test_a_page_whose_host_is_blocked_meanwhile_waits_for_the_end_of_the_b
     assert server.requests[-1][1] >= blocked[0] + 0.3
 
 
-async def test_a_robots_txt_request_looks_as_well(
+async def test_a_robots_txt_request_whose_grant_outlived_its_hold_takes_another_lease(
     session: aiohttp.ClientSession,
     site: tuple[SlowTLS, str],
     clock: ShiftedClock,

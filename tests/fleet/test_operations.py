@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time as clock
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,18 +18,10 @@ from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 URL = "http://a.test/x"
 TwoGates = tuple[Gatekeeper, Gatekeeper]
-
-
-async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while True:
-            found = true()
-            if await found if isinstance(found, Awaitable) else found:
-                return
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ async def asks(gate: Gatekeeper) -> None:
         lease.report(status=200)
 
 
-async def test_pause_and_resume(gates: TwoGates) -> None:
+async def test_a_pause_and_a_resume_reach_the_other_members(gates: TwoGates) -> None:
     one, other = gates
     await asks(one)
     await asks(other)
@@ -71,8 +63,8 @@ async def test_pause_and_resume(gates: TwoGates) -> None:
 async def test_a_claim_that_the_store_lost_fetches_no_file_twice(
     gates: TwoGates, internet: FakeInternet, server: Server
 ) -> None:
-    """Both members wait for the host's turn: the second one takes the first one's result, and the
-    turn that it gives back delays nobody."""
+    """Both members wait for the host's lease: the second one takes the first one's result, and the
+    lease that it gives back delays nobody."""
     one, other = gates
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1")
     await asks(one)
@@ -136,7 +128,7 @@ async def test_a_block_that_only_one_that_left_had_met_outlasts_a_loss(
     assert await blocked(other)
 
 
-async def test_block_and_its_end(gates: TwoGates) -> None:
+async def test_a_block_and_its_end_reach_the_other_members(gates: TwoGates) -> None:
     one, other = gates
     await asks(one)
     await asks(other)
@@ -150,7 +142,7 @@ async def test_block_and_its_end(gates: TwoGates) -> None:
     await asks(one)
 
 
-async def test_a_pause_holds_where_nothing_was_heard_of_it(
+async def test_a_pause_holds_for_a_member_that_missed_its_message(
     gates: TwoGates, join: Join, internet: FakeInternet
 ) -> None:
     """For a member that joins later and does not know the host."""
@@ -164,7 +156,7 @@ async def test_a_pause_holds_where_nothing_was_heard_of_it(
         await asks(late)
 
 
-async def test_a_refresh_asks_the_site_once_and_all_have_what_it_says(
+async def test_a_refresh_fetches_once_and_every_member_has_the_new_file(
     gates: TwoGates, internet: FakeInternet
 ) -> None:
     one, other = gates
@@ -183,7 +175,7 @@ async def denied(gate: Gatekeeper) -> bool:
     return not await gate.allowed(URL)
 
 
-async def test_an_override_is_followed_by_all_and_by_who_comes_later(
+async def test_an_override_holds_for_all_members_and_for_later_ones(
     gates: TwoGates, join: Join, internet: FakeInternet, server: Server
 ) -> None:
     one, other = gates
@@ -235,7 +227,7 @@ async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     await until(lambda: len(heard) == 2)
 
 
-async def test_any_member_says_which_member_holds_what(
+async def test_every_member_knows_which_member_holds_a_lease(
     gates: TwoGates, internet: FakeInternet, server: Server
 ) -> None:
     one, _ = gates
@@ -268,7 +260,7 @@ async def test_any_member_says_which_member_holds_what(
 
 
 @pytest.mark.parametrize("way", ["acquire", "a sidecar"])
-async def test_who_waits_for_a_file_in_a_quarantine_is_told_of_the_fleet(
+async def test_a_question_that_waits_in_a_quarantine_is_told_of_the_fleet(
     internet: FakeInternet, join: Join, way: str
 ) -> None:
     """Like a request that waits for a lease: otherwise nothing would explain why a healthy site is

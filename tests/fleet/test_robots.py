@@ -29,18 +29,19 @@ from gatekeeper.fleet.store import Store, StoreRefuses
 from tests.fleet.conftest import Join
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import PATIENCE, Listener
+from tests.waiting_support import until
 
 ORIGIN = "https://a.example"
 
 
 class Site:
-    """The result of the members' fetchers, and how often they fetched. `turn`: the host's turn."""
+    """The result of the members' fetchers, and how often they fetched. `due`: leases are free."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.queued = 0
-        self.turn = asyncio.Event()
-        self.turn.set()
+        self.due = asyncio.Event()
+        self.due.set()
         self.answer = Retrieval(
             outcome=Outcome.RULES,
             status=200,
@@ -52,7 +53,7 @@ class Site:
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         self.queued += 1
-        await self.turn.wait()
+        await self.due.wait()
         if (look := last_look.get()) is not None:
             await look()
         self.asked += 1
@@ -103,12 +104,6 @@ async def member(server: Server) -> AsyncIterator[Member]:
         await store.close()
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.005)
-
-
 async def test_many_members_at_once_fetch_once(member: Member) -> None:
     site = Site()
     site.open.clear()
@@ -123,7 +118,7 @@ async def test_many_members_at_once_fetch_once(member: Member) -> None:
     assert {(one.outcome, one.status, one.etag) for one in found} == {(Outcome.RULES, 200, '"1"')}
 
 
-async def test_who_has_the_file_and_asks_again_fetches(member: Member) -> None:
+async def test_a_member_that_has_the_file_and_asks_again_fetches_it(member: Member) -> None:
     """Because it has expired there or a refresh is forced; the others take the new one."""
     site = Site()
     one, other = member(site, "one"), member(site, "other")
@@ -136,9 +131,7 @@ async def test_who_has_the_file_and_asks_again_fetches(member: Member) -> None:
     assert site.asked == 2
 
 
-async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
-    member: Member, server: Server
-) -> None:
+async def test_a_shared_copy_expires_when_the_original_does(member: Member, server: Server) -> None:
     site = Site()
     site.answer = Retrieval(outcome=Outcome.RULES, status=200, body=b"", lifetime=Lifetime(7200.0))
     one, other = member(site, "one"), member(site, "other")
@@ -155,7 +148,7 @@ async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
     assert site.asked == 2
 
 
-async def test_what_a_304_renews_is_shared_with_all_that_the_header_said(member: Member) -> None:
+async def test_a_record_renewed_by_a_304_is_shared_with_its_headers(member: Member) -> None:
     site = Site()
     said = Metadata(brief=False, max_age=7200.0)
     site.answer = msgspec.structs.replace(
@@ -197,7 +190,7 @@ async def test_a_short_lifetime_is_not_made_longer_by_being_shared(
     assert site.asked == 2
 
 
-async def test_a_file_that_came_between_the_look_and_the_claim_is_not_fetched_again(
+async def test_a_file_written_between_the_look_and_the_claim_is_not_fetched_again(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site()
@@ -218,12 +211,12 @@ async def test_a_file_that_came_between_the_look_and_the_claim_is_not_fetched_ag
 
 
 @pytest.mark.parametrize("forced", [False, True])
-async def test_who_waited_for_its_turn_with_a_lost_claim_takes_the_result_of_the_other(
+async def test_a_member_whose_claim_was_lost_takes_the_result_of_another_member(
     member: Member, server: Server, forced: bool
 ) -> None:
-    """A store that lost its data lost the claims, so two members may wait for the host's turn."""
+    """A store that lost its data lost the claims, so two members may wait for the host's lease."""
     slow, quick = Site(), Site()
-    slow.turn.clear()
+    slow.due.clear()
     one, other = member(slow, "one"), member(quick, "other")
     token = current_flight.set(Flight(ORIGIN, force=forced))
     waiting = asyncio.create_task(one.fetch(ORIGIN))
@@ -231,20 +224,20 @@ async def test_who_waited_for_its_turn_with_a_lost_claim_takes_the_result_of_the
     await until(lambda: slow.queued == 1)
     server.ask("FLUSHALL")
     await other.fetch(ORIGIN)
-    slow.turn.set()
+    slow.due.set()
     assert (await waiting).body == quick.answer.body
     assert (slow.asked, quick.asked) == (0, 1)
     assert server.ask("EXISTS", "{gatekeeper}:f:" + ORIGIN) == b":0\r\n"  # both claims are released
 
 
-async def test_who_waited_for_its_turn_without_a_store_looks_once_it_has_it(
+async def test_a_member_that_lost_the_store_looks_there_again_once_it_has_its_lease(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member gives the store up after a while, and then waits for a turn as long as it takes."""
+    """A member gives the store up after a while, and then waits for a lease as long as it takes."""
     monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.05)
     slow, quick = Site(), Site()
-    slow.turn.clear()
+    slow.due.clear()
     one, other = member(slow, "one"), member(quick, "other")
     script = one._store.script
 
@@ -257,7 +250,7 @@ async def test_who_waited_for_its_turn_without_a_store_looks_once_it_has_it(
     monkeypatch.setattr(one._store, "script", script)
     one._away_until = 0.0
     await other.fetch(ORIGIN)
-    slow.turn.set()
+    slow.due.set()
     assert (await waiting).body == quick.answer.body
     assert (slow.asked, quick.asked) == (0, 1)
 
@@ -274,7 +267,7 @@ async def test_a_304_is_shared_with_the_text_that_it_speaks_of(member: Member) -
     assert site.asked == 2
 
 
-async def test_who_waits_is_told_at_once(
+async def test_a_member_that_waits_for_a_file_is_told_at_once(
     member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a message, the next look would come after an hour here."""
@@ -344,7 +337,7 @@ async def test_a_refresh_asks_the_site_whatever_lies_in_the_store(
     assert site.asked == asked + 1
 
 
-async def test_what_is_our_own_fault_is_told_nobody(member: Member) -> None:
+async def test_a_result_that_is_our_own_fault_is_not_shared(member: Member) -> None:
     site = Site()
     site.answer = Retrieval(outcome=Outcome.OVERLOADED)
     await member(site, "one").fetch(ORIGIN)
@@ -352,7 +345,7 @@ async def test_what_is_our_own_fault_is_told_nobody(member: Member) -> None:
     assert site.asked == 2
 
 
-async def test_a_member_that_dies_with_its_claim_delays_by_no_more_than_that(
+async def test_a_member_that_dies_delays_a_file_by_no_more_than_its_claim(
     member: Member, server: Server
 ) -> None:
     site, dead = Site(), Site()
@@ -386,7 +379,7 @@ async def test_without_the_store_each_fetches_for_itself(
     assert site.asked == 2
 
 
-async def test_a_call_that_breaks_once_makes_nobody_fetch_again(
+async def test_a_store_call_that_fails_once_causes_no_second_fetch(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
@@ -404,7 +397,7 @@ async def test_a_call_that_breaks_once_makes_nobody_fetch_again(
     assert site.asked == 1
 
 
-async def test_a_store_that_is_away_is_tried_by_some_and_not_by_all(
+async def test_an_unreachable_store_is_tried_by_a_bounded_number_of_retrievals(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt may take two seconds, and a thousand origins may be requested."""
@@ -456,7 +449,7 @@ async def test_a_store_that_denies_access_is_left_alone_for_longer(
 
 
 @pytest.mark.parametrize("what", ["outcome", "body", "rubbish"])
-async def test_what_another_version_wrote_and_we_cannot_read_is_fetched(
+async def test_a_file_written_by_another_version_that_cannot_be_read_is_fetched(
     member: Member, server: Server, what: str
 ) -> None:
     site = Site()
@@ -477,7 +470,7 @@ async def test_what_another_version_wrote_and_we_cannot_read_is_fetched(
     assert other.asked == 1
 
 
-async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
+async def test_while_no_lease_is_granted_the_store_is_asked_until_it_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is back, it has the result of another member: the file is not fetched again."""
@@ -533,7 +526,7 @@ async def test_at_maxclients_the_question_is_deferred_although_leases_are_grante
     full.close()
 
 
-async def test_what_could_not_be_written_is_written_once_the_store_answers(
+async def test_a_result_that_could_not_be_written_is_written_once_the_store_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim is renewed meanwhile, and the caller has its answer immediately."""
@@ -566,7 +559,7 @@ async def test_what_could_not_be_written_is_written_once_the_store_answers(
     assert fresh.fresh - PATIENCE < whole.fresh < fresh.fresh - 2.0
 
 
-async def test_what_waits_to_be_written_ends_with_the_member(
+async def test_a_result_that_waits_to_be_written_ends_with_the_member(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = member(Site(), "one")
@@ -649,7 +642,7 @@ async def test_a_file_that_the_store_lost_comes_from_the_member_that_has_it(
     await until(lambda: server.ask("KEYS", "*[fo]:https*") == b"*0\r\n")  # no claim, no offer
 
 
-async def test_a_holder_that_missed_the_message_is_told_again(
+async def test_a_member_that_missed_the_request_for_its_file_is_asked_again(
     pair: Pair, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
@@ -665,7 +658,9 @@ async def test_a_holder_that_missed_the_message_is_told_again(
     assert (missed, pair.sites[1].asked) == ([ORIGIN], 0)
 
 
-async def test_a_holder_that_died_delays_by_one_claim(pair: Pair, server: Server) -> None:
+async def test_a_dead_member_that_has_the_file_delays_it_by_one_claim(
+    pair: Pair, server: Server
+) -> None:
     pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
     await pair.forget(server)
     await pair.ledgers[0].close()
@@ -683,12 +678,12 @@ async def test_a_seeker_that_already_waits_for_a_lease_takes_the_file_that_is_of
     pair: Pair, server: Server
 ) -> None:
     """It claimed the origin after the store had lost the file, and before it was offered."""
-    pair.sites[1].turn.clear()
+    pair.sites[1].due.clear()
     waiting = asyncio.create_task(pair.seeker.fetch(ORIGIN))
     await until(lambda: pair.sites[1].queued == 1)
     pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
     await pair.forget(server)
-    pair.sites[1].turn.set()
+    pair.sites[1].due.set()
     assert (await waiting).body == HELD.body
     assert pair.sites[1].asked == 0
 
@@ -718,7 +713,7 @@ async def test_a_file_that_can_not_be_supplied_any_more_is_fetched(
     assert pair.sites[1].asked == 1
 
 
-async def test_of_many_files_those_are_offered_that_the_time_suffices_for(
+async def test_files_are_offered_to_the_store_as_long_as_time_suffices(
     pair: Pair, server: Server
 ) -> None:
     for number in range(1_700):
@@ -730,7 +725,7 @@ async def test_of_many_files_those_are_offered_that_the_time_suffices_for(
     assert server.ask("PTTL", "{gatekeeper}:o:https://h1.example").startswith(b":35")
 
 
-async def test_a_text_that_is_larger_than_any_is_not_read(
+async def test_a_text_in_the_store_beyond_the_size_limit_is_not_unpacked(
     member: Member, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few octets in the store could fill the memory."""

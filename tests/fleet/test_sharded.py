@@ -34,6 +34,7 @@ from tests.pacing.ledger_rules import (
     near,
     wait_of,
 )
+from tests.waiting_support import until
 
 
 async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
@@ -55,7 +56,7 @@ class TestShardedLedger(LedgerRules):
         yield ledger
         await ledger.close()
 
-    async def test_a_ticket_keeps_no_scope_while_another_one_is_closed(
+    async def test_a_ticket_reserves_no_scope_while_another_scope_is_closed(
         self, ledger: Ledger, time: Time
     ) -> None:
         """Here it does for a moment, since the host's shard does not know the group's."""
@@ -70,7 +71,7 @@ class TestShardedLedger(LedgerRules):
         await time.tick(LAPSE)
         assert await granted(ledger, "c:1", "h")
 
-    async def test_what_was_taken_is_given_up_where_the_next_is_closed(
+    async def test_a_scope_that_was_taken_is_returned_when_the_next_scope_is_closed(
         self, ledger: ShardedLedger, time: Time
     ) -> None:
         assert len({ledger.shard_of(scope) for scope in "hkg"}) > 1
@@ -80,7 +81,9 @@ class TestShardedLedger(LedgerRules):
             assert (await ledger.look(["h"]))[0].holds == ()
         assert await granted(ledger, "c:1", "h", interval=500.0)  # its clock is unchanged
 
-    async def test_one_lost_shard_is_a_lost_ledger(self, ledger: ShardedLedger, time: Time) -> None:
+    async def test_a_lost_shard_makes_the_whole_ledger_lost(
+        self, ledger: ShardedLedger, time: Time
+    ) -> None:
         listener = Listener()
         ledger.listen("z", listener)
         one, other, _ = ledger.shards
@@ -177,7 +180,9 @@ class Nowhere:
         return None
 
 
-async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> None:
+async def test_a_lease_files_messages_and_pauses_work_on_a_real_cluster(
+    cluster: list[Server], member: ShardedLedger
+) -> None:
     """Scopes on all three servers in one lease; also files, messages and pauses."""
     listener = Listener()
     await listen(member, "b", listener)
@@ -193,9 +198,7 @@ async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> N
     await member.end([End("a:0", "sent", (Report("h0", 60.0, "429"),))])
     assert near(await wait_of(member, "b:0", "h0"), 60.0, 1.0)
     await member.pause(hosts[6:9])
-    async with asyncio.timeout(PATIENCE):
-        while len(listener.pauses) < 3 or not listener.reports:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(listener.pauses) >= 3 and listener.reports)
     views = await member.look(hosts)
     assert [view.clock.paused for view in views].count(True) == 3
     assert sum(len(view.holds) for view in views) == 21
@@ -204,7 +207,7 @@ async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> N
         assert (await site.fetch(f"https://{host}")).body == f"https://{host}".encode()
 
 
-async def test_a_slot_that_moves_is_another_memory(
+async def test_a_shard_whose_slot_moves_begins_a_new_epoch_on_the_new_server(
     cluster: list[Server], member: ShardedLedger
 ) -> None:
     """The shard is found on the new server, and is in quarantine there."""
@@ -240,7 +243,7 @@ def _key_in(slot: int) -> str:
     return next(key for number in range(200_000) if key_slot((key := str(number)).encode()) == slot)
 
 
-async def test_what_all_shards_meet_is_logged_once(
+async def test_an_event_of_all_shards_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A loss, a return and the member's name, rather than once for each of the sixteen shards."""

@@ -66,7 +66,7 @@ def gate_on(net: FakeInternet) -> Gatekeeper:
     return Gatekeeper("testbot/1.0", config=CONFIG, clock=SystemClock(), resolver=net.resolver)
 
 
-async def test_a_warm_check(internet: FakeInternet) -> None:
+async def test_a_check_of_a_known_origin_makes_few_calls(internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS)
     async with gate_on(internet) as gate:
         for _ in range(3):
@@ -78,7 +78,7 @@ async def test_a_warm_check(internet: FakeInternet) -> None:
             assert hot.is_within(12, 6) or path == "/x.pdf"
 
 
-async def test_a_free_lease(internet: FakeInternet) -> None:
+async def test_a_lease_of_a_free_host_makes_few_calls(internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS)
     async with gate_on(internet) as gate:
 
@@ -91,7 +91,7 @@ async def test_a_free_lease(internet: FakeInternet) -> None:
         assert (await way_of(lease)).is_within(28, 20)
 
 
-async def test_a_page_of_a_polite_session(internet: FakeInternet) -> None:
+async def test_a_page_of_a_polite_session_makes_few_calls(internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS).page("/x").page("/y").page("/z")
     made = polite_session("testbot/1.0", config=CONFIG, resolver=internet.resolver)
     async with made as session:

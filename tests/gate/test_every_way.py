@@ -97,7 +97,9 @@ async def answers(text: str, paths: list[str], *, resting: bool) -> list[dict[st
 
 @given(FILES, PATHS)
 @settings(max_examples=40, deadline=None)
-def test_one_answer_by_every_way(text: str, paths: list[str]) -> None:
+def test_parsed_and_resting_files_give_the_verdict_of_the_policy(
+    text: str, paths: list[str]
+) -> None:
     awake = asyncio.run(answers(text, paths, resting=False))
     resting = asyncio.run(answers(text, paths, resting=True))
     policy = RobotsTxt.parse(text).policy("testbot")

@@ -56,7 +56,7 @@ async def test_each_of_the_first_leases_has_the_decision_of_a_check(
         assert common(had) == common(await net.drive(gate.check(url)))
 
 
-async def test_what_is_denied_is_never_leased(
+async def test_a_denied_url_gets_no_first_lease(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     for path in ("/private", "/x.pdf", "/private/y", "/a", "/y.pdf", "/private/z"):
@@ -68,7 +68,7 @@ async def test_what_is_denied_is_never_leased(
     assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 5
 
 
-async def test_the_decision_is_that_of_the_grant_whatever_comes_after(
+async def test_the_decision_of_a_lease_is_that_of_its_grant_after_a_refresh(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     net = virtual_internet
@@ -90,7 +90,7 @@ async def test_the_decision_is_that_of_the_grant_whatever_comes_after(
 
 
 @pytest.mark.parametrize("answered_before", [False, True])
-async def test_the_operator_and_the_guard_are_asked_first(
+async def test_a_rule_of_the_operator_and_the_guard_decide_before_the_first_lease(
     virtual_internet: FakeInternet, answered_before: bool
 ) -> None:
     net = virtual_internet
@@ -105,7 +105,7 @@ async def test_the_operator_and_the_guard_are_asked_first(
                 await net.drive(leased(gate, url))
 
 
-async def test_what_a_file_asks_for_holds_from_the_first_lease_on(
+async def test_the_interval_of_a_file_holds_from_the_first_lease_on(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     net = virtual_internet
@@ -125,7 +125,7 @@ async def test_what_a_file_asks_for_holds_from_the_first_lease_on(
     assert [round(start - began) for start in starts] == [5, 10, 15]
 
 
-async def test_a_wait_for_a_robots_txt_that_waits_itself_says_when_to_ask_again(
+async def test_a_lease_that_waits_for_a_waiting_robots_txt_says_when_to_ask_again(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     """Two origins of a host have a file each, and one clock."""

@@ -35,7 +35,7 @@ from gatekeeper.fetching.guard_policy import (
     USERINFO_NOTE,
 )
 from gatekeeper.testing import ScriptedGate
-from tests.internet import FakeInternet, Hold, Page
+from tests.internet import FakeInternet, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 AUTHORITIES = ["http://a.test/", "http://a.test", "HTTP://A.test:80/", "http://u@a.test/", "/"]
@@ -63,7 +63,7 @@ async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
         yield gate
 
 
-async def test_a_storage_that_is_called_memory_is_none(
+async def test_the_storage_path_memory_creates_no_file(
     internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the sidecar: "memory" is not a file of that name in the current directory."""
@@ -88,7 +88,7 @@ async def test_a_rule_decides_and_is_named(internet: FakeInternet, gate: Gatekee
     assert not decision
 
 
-async def test_a_missing_file_means_welcome(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_a_missing_file_allows(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test")
     decision = await gate.check("http://a.test/x")
     assert (decision.verdict, decision.reason, decision.state) == (
@@ -98,7 +98,7 @@ async def test_a_missing_file_means_welcome(internet: FakeInternet, gate: Gateke
     )
 
 
-async def test_an_empty_file_means_welcome(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_an_empty_file_allows(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test").robots("")
     decision = await gate.check("http://a.test/x")
     assert (decision.verdict, decision.reason) == (Verdict.ALLOW, Reason.EMPTY_FILE)
@@ -120,16 +120,6 @@ async def test_an_unreachable_file_defers(
 async def test_an_unknown_name_defers(gate: Gatekeeper) -> None:
     decision = await gate.check("http://nowhere.test/")
     assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.DNS_NXDOMAIN)
-
-
-async def test_many_questions_cost_one_fetch(internet: FakeInternet, gate: Gatekeeper) -> None:
-    hold = Hold(Page("User-agent: *\nDisallow: /no\n"))
-    site = internet.site("a.test").robots(hold)
-    questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
-    await hold.waiting.acquire()
-    hold.release()
-    assert all(await asyncio.gather(*questions))
-    assert site.paths == ["/robots.txt"]
 
 
 async def test_the_warm_path_counts_and_builds_no_decision(
@@ -178,37 +168,6 @@ async def test_check_many_of_warm_origins_lets_others_work() -> None:
     assert turns > 50
 
 
-async def test_check_many_keeps_order_and_loses_nothing(
-    internet: FakeInternet, gate: Gatekeeper
-) -> None:
-    hold = Hold(Page("User-agent: *\nDisallow: /\n"))
-    internet.site("slow.test").robots(hold)
-    other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n")
-    urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
-
-    async def release() -> None:
-        while not other.requests:  # asked while slow.test is held
-            await asyncio.sleep(0)
-        hold.release()
-
-    releasing = asyncio.create_task(release())
-    decisions = [decision async for decision in gate.check_many(urls)]
-    await releasing
-    assert [d.verdict for d in decisions] == ["deny", "deny", "deny", "allow"]
-    assert decisions[2].reason is Reason.INVALID_URL
-    assert decisions[0].url == urls[0]
-
-
-async def test_peek_never_fetches(internet: FakeInternet, gate: Gatekeeper) -> None:
-    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
-    assert gate.peek("http://a.test/no") is None
-    assert site.paths == []
-    await gate.check("http://a.test/")
-    decision = gate.peek("http://a.test/no")
-    assert decision is not None
-    assert decision.verdict is Verdict.DENY
-
-
 async def test_robots_and_policy(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3\nDisallow: /no\n")
     internet.site("none.test")
@@ -241,7 +200,9 @@ async def test_malformed_text_is_refused_by_name(gate: Gatekeeper, raw: str) -> 
 @pytest.mark.parametrize(
     "raw", ["http://u:secret@a.test/", "http://10.0.0.1/", "http://a.test:22/", "http://localhost/"]
 )
-async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, raw: str) -> None:
+async def test_every_refusal_by_the_guard_has_the_reason_blocked(
+    gate: Gatekeeper, raw: str
+) -> None:
     decision = await gate.check(raw)
     assert (decision.verdict, decision.reason) == (Verdict.DENY, Reason.BLOCKED)
     assert "secret" not in repr(decision)
@@ -272,7 +233,7 @@ async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, ra
         ("http://c.test/", BLOCKED_NOTE),
     ],
 )
-async def test_a_refusal_by_the_guard_says_what_the_url_itself_shows(
+async def test_the_note_of_a_refusal_names_what_the_url_itself_shows(
     internet: FakeInternet, raw: str, note: str
 ) -> None:
     internet.dns("in.test", "10.0.0.1")
@@ -315,7 +276,7 @@ _NO_REMEDY_IN_ALLOW = (
         ("0.0.0.0",),
     ],
 )
-async def test_t2_what_a_name_leads_to_changes_no_word_of_a_refusal(
+async def test_t2_the_address_of_a_name_changes_no_word_of_a_refusal(
     internet: FakeInternet, answers: tuple[str, ...]
 ) -> None:
     """Whatever the address is: another network, this machine, its own listener, the deny list."""
@@ -341,7 +302,7 @@ async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(
     assert not await gate.allowed("http://u:p@a.test/")
 
 
-async def test_the_operators_word_comes_before_the_sites(internet: FakeInternet) -> None:
+async def test_a_rule_of_the_operator_allows_what_the_file_denies(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /\n")
     host = [{"match": "a.test", "robots": "allow", "reason": "our own site"}]
     async with gate_on(internet, host=host) as gate:
@@ -382,7 +343,9 @@ async def test_visit_time_defers_until_the_window_opens(internet: FakeInternet) 
         assert not await gate.allowed("http://a.test/x")
 
 
-async def test_a_change_of_rules_is_an_event(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_a_change_of_rules_is_told_to_subscribers(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
     internet.site("a.test").on(
         "/robots.txt", "User-agent: *\nDisallow:\n", "User-agent: *\nDisallow: /\n"
     )
@@ -394,7 +357,7 @@ async def test_a_change_of_rules_is_an_event(internet: FakeInternet, gate: Gatek
     assert seen == ["http://a.test"]
 
 
-async def test_ids_are_unique(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_decision_ids_are_unique(internet: FakeInternet, gate: Gatekeeper) -> None:
     internet.site("a.test").robots("")
     ids = {(await gate.check("http://a.test/")).id for _ in range(100)}
     assert len(ids) == 100
@@ -410,7 +373,7 @@ async def test_a_user_agent_without_a_token_is_refused() -> None:
         Gatekeeper("(+https://example.org)")
 
 
-async def test_a_session_that_is_handed_in_is_used_as_it_is(internet: FakeInternet) -> None:
+async def test_a_session_passed_in_is_used_unguarded_and_not_closed(internet: FakeInternet) -> None:
     internet.site("localhost").robots("User-agent: *\nDisallow: /no\n")
     async with internet.session() as session, Gatekeeper(AGENT, session=session) as gate:
         assert not gate.stats().guarded
@@ -431,7 +394,7 @@ ODD_PATHS = st.text(
     robots=st.sampled_from(FILES),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_hot_path_gives_the_answer_of_the_long_one(
+def test_every_spelling_of_a_url_has_one_answer_on_the_fast_path(
     paths: list[str], authority: str, robots: str
 ) -> None:
     """No spelling of a URL may get another answer from the fast path."""
@@ -478,7 +441,7 @@ async def test_a_soft_expired_record_leaves_the_hot_path(internet: FakeInternet)
         (Page("no", 401, headers={"WWW-Authenticate": 'Basic realm="a"'}), Reason.NO_FILE),
     ],
 )
-async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
+async def test_a_demand_to_pay_or_license_allows_and_is_the_reason(
     internet: FakeInternet, gate: Gatekeeper, page: Page, reason: Reason
 ) -> None:
     internet.site("a.test").on("/robots.txt", page)
@@ -487,7 +450,7 @@ async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
     assert (decision.state, decision.robots_status) == (State.UNAVAILABLE, page.status)
 
 
-async def test_a_lease_taken_by_hand_awaits_no_answer_however_it_was_had(
+async def test_a_lease_without_a_session_does_not_await_a_response(
     internet: FakeInternet,
 ) -> None:
     """Its holder may not have sent the request yet: a missing response proves nothing."""

@@ -38,7 +38,7 @@ def refuses(net: FakeInternet, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [answers, moved, fails, refuses])
-async def test_an_origin_that_was_met_leaves_nothing_to_the_collector(
+async def test_an_origin_leaves_no_reference_cycles_behind(
     virtual_internet: FakeInternet, kind: Callable[[FakeInternet, str], None]
 ) -> None:
     net = virtual_internet

@@ -49,7 +49,9 @@ async def every_way(net: FakeInternet, gate: Gatekeeper, url: str) -> list[bool]
 
 
 @pytest.mark.parametrize(("rule", "path", "allowed"), CASES)
-async def test_every_way_to_ask(net: FakeInternet, rule: str, path: str, allowed: bool) -> None:
+async def test_every_method_of_the_gate_gives_one_answer(
+    net: FakeInternet, rule: str, path: str, allowed: bool
+) -> None:
     text = f"User-agent: *\n{rule}\nDisallow: /never\n"
     net.site("a.test").robots(text)
     policy = RobotsTxt.parse(text).policy("testbot")
@@ -72,7 +74,7 @@ async def test_robots_txt_has_one_reason_however_it_is_escaped(net: FakeInternet
             assert decision.reason is reason
 
 
-async def test_rules_of_1994_for_other_origins_are_left_out(net: FakeInternet) -> None:
+async def test_rules_of_the_1994_dialect_for_other_origins_are_ignored(net: FakeInternet) -> None:
     text = (
         "User-agent: *\nDisallow: http://other.test/a\nDisallow: http://a.test/b\n"
         "Disallow: HTTP://A.test:80/c\nDisallow: /d\n"
@@ -86,7 +88,7 @@ async def test_rules_of_1994_for_other_origins_are_left_out(net: FakeInternet) -
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * 65_536, "/é" + "é" * 30_000, "/" + "𝄞" * 6_000])
-async def test_a_url_too_long_to_be_sent_is_none(net: FakeInternet, path: str) -> None:
+async def test_a_url_too_long_to_be_sent_is_refused(net: FakeInternet, path: str) -> None:
     net.site("a.test").robots("User-agent: *\nDisallow: /x\n")
     url = f"http://a.test{path}"
     policy = RobotsTxt.parse("User-agent: *\nDisallow: /x\n").policy("testbot")

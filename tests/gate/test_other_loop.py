@@ -20,7 +20,7 @@ async def _lease(gate: Gatekeeper, url: str) -> None:
         pass
 
 
-async def _turn(gate: Gatekeeper, url: str) -> None:
+async def _get(gate: Gatekeeper, url: str) -> None:
     async with PoliteQueue(gate) as queue:
         await queue.put(url)
         await queue.get()
@@ -34,7 +34,7 @@ USES: dict[str, Use] = {
     "lease": _lease,
     "acquire": lambda gate, url: gate.acquire(url),
     "try_acquire": lambda gate, url: gate.try_acquire(url),
-    "PoliteQueue": _turn,
+    "PoliteQueue": _get,
 }
 
 
@@ -69,7 +69,7 @@ def elsewhere() -> Iterator[tuple[Gatekeeper, asyncio.AbstractEventLoop]]:
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_it_is_refused_in_words_and_leaves_nothing_behind(
+def test_a_call_from_another_event_loop_is_refused_and_leaves_nothing_behind(
     elsewhere: tuple[Gatekeeper, asyncio.AbstractEventLoop], url: str, use: Use
 ) -> None:
     gate, loop = elsewhere
@@ -85,7 +85,7 @@ def test_it_is_refused_in_words_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("use", ["lease", "acquire", "PoliteQueue"])
-def test_it_is_refused_where_only_the_turn_is_waited_for(
+def test_a_lease_that_would_wait_on_another_event_loop_is_refused(
     elsewhere: tuple[Gatekeeper, asyncio.AbstractEventLoop], use: str
 ) -> None:
     gate, loop = elsewhere
@@ -114,7 +114,7 @@ AT_ONCE = ["lease", "acquire", "try_acquire", "PoliteQueue"]
     [*map(USES.get, AT_ONCE), _lease_of_another_agent],
     ids=[*AT_ONCE, "another agent"],
 )
-def test_it_is_refused_where_nothing_is_waited_for(
+def test_a_lease_free_at_once_is_refused_on_another_event_loop(
     elsewhere: tuple[Gatekeeper, asyncio.AbstractEventLoop], use: Use
 ) -> None:
     gate, loop = elsewhere

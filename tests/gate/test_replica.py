@@ -58,7 +58,7 @@ def same(one: Decision | None, other: Decision | None) -> bool:
 
 
 @pytest.mark.parametrize("agent", [None, "other/2.0"])
-async def test_it_decides_as_the_gate_does_whose_record_it_has(
+async def test_a_replica_decides_like_the_gate_whose_records_it_has(
     gate: Gatekeeper, agent: str | None
 ) -> None:
     wanted: list[str] = []
@@ -80,7 +80,7 @@ async def test_it_decides_as_the_gate_does_whose_record_it_has(
     other.close()
 
 
-async def test_a_batch_is_decided_as_a_whole_or_not_at_all(gate: Gatekeeper) -> None:
+async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeeper) -> None:
     other, urls = replica([]), [f"http://a.test/{number}" for number in range(3)]
     await gate.check(urls[0])
     record = shared_record(gate, "http://a.test")
@@ -96,14 +96,16 @@ async def test_a_batch_is_decided_as_a_whole_or_not_at_all(gate: Gatekeeper) -> 
     other.close()
 
 
-async def test_only_what_a_text_alone_decides_is_shared(gate: Gatekeeper) -> None:
+async def test_only_records_that_need_nothing_but_their_text_are_shared(gate: Gatekeeper) -> None:
     for name, shared in (("none", True), ("large", False), ("down", False)):
         await gate.check(f"http://{name}.test/")
         assert (shared_record(gate, f"http://{name}.test") is not None) is shared
     assert shared_record(gate, "http://unheard.test") is None
 
 
-async def test_what_it_is_told_to_forget_or_to_obey_counts_at_once(gate: Gatekeeper) -> None:
+async def test_a_replica_follows_a_forgotten_record_and_a_new_rule_at_once(
+    gate: Gatekeeper,
+) -> None:
     other, url = replica([]), "http://a.test/x"
     await gate.check(url)
     record = shared_record(gate, "http://a.test")
@@ -130,7 +132,7 @@ async def test_what_it_is_told_to_forget_or_to_obey_counts_at_once(gate: Gatekee
     other.close()
 
 
-async def test_a_follower_hears_of_each_record_and_each_rule(gate: Gatekeeper) -> None:
+async def test_a_replica_is_told_of_each_record_and_each_rule(gate: Gatekeeper) -> None:
     heard: list[str] = []
 
     class Follower:

@@ -59,7 +59,7 @@ def common(decision: Decision) -> dict[str, object]:
         ("/x.pdf", "/deep/y.pdf"),
     ],
 )
-async def test_the_same_rule_gives_the_same_answer(
+async def test_urls_decided_by_one_rule_have_equal_decisions(
     virtual_internet: FakeInternet, gate: Gatekeeper, first: str, second: str
 ) -> None:
     built = await warmed(virtual_internet, gate, first)
@@ -99,7 +99,7 @@ async def test_a_rule_not_met_before_gives_the_decision_of_a_cold_origin(
         "",
     ],
 )
-async def test_anything_odd_is_left_to_check(
+async def test_an_unusual_url_is_left_to_check(
     virtual_internet: FakeInternet, gate: Gatekeeper, url: str
 ) -> None:
     await warmed(virtual_internet, gate)
@@ -122,7 +122,7 @@ async def test_an_expired_record_answers_nothing(
     assert decider.verdict("http://a.test/a", clock.monotonic()) is None
 
 
-async def test_the_operators_word_outranks_what_was_prepared(
+async def test_a_rule_of_the_operator_outranks_prepared_decisions(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     await warmed(virtual_internet, gate)
@@ -170,7 +170,7 @@ async def test_recalled_decisions_are_counted(
     assert counts[Verdict.ALLOW, Reason.NO_RULE] == 1
 
 
-async def test_check_all_keeps_order_and_loses_nothing(
+async def test_check_all_keeps_the_order_and_answers_every_url(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     virtual_internet.site("b.test").robots("User-agent: *\nDisallow: /\n")
@@ -194,7 +194,7 @@ async def test_check_all_keeps_order_and_loses_nothing(
     ]
 
 
-async def test_a_lease_had_at_once_has_the_decision_of_a_check(
+async def test_a_lease_granted_at_once_has_the_decision_of_a_check(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     # The rule that decides /private/open decided no URL before: its decision is not cached.
@@ -227,7 +227,7 @@ async def test_a_lease_had_at_once_has_the_decision_of_a_check(
         "nonsense",
     ],
 )
-async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
+async def test_a_url_that_is_not_plainly_allowed_gets_no_lease_at_once(
     virtual_internet: FakeInternet, gate: Gatekeeper, url: str
 ) -> None:
     await warmed(virtual_internet, gate)
@@ -236,7 +236,7 @@ async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
     assert gate.stats().pacing.in_flight == 0
 
 
-async def test_a_turn_that_is_not_free_is_not_had_at_once(
+async def test_a_host_in_use_gives_no_lease_at_once(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     await warmed(virtual_internet, gate)
@@ -293,7 +293,7 @@ PATHS = (
 )
 
 
-async def test_every_way_gives_one_verdict(
+async def test_every_method_gives_one_verdict_for_a_known_origin(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     await asked(virtual_internet, gate, "/a")
@@ -327,7 +327,7 @@ async def test_every_way_gives_one_verdict(
 @pytest.mark.parametrize(
     "path", ["/a", "/private/x", "/private/open", "/x.pdf", "/robots.txt", "/%61"]
 )
-async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
+async def test_a_text_at_rest_gives_the_decision_of_a_parsed_one(
     virtual_internet: FakeInternet, gate: Gatekeeper, path: str
 ) -> None:
     virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
@@ -345,7 +345,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
 
 
 @pytest.mark.parametrize(("others", "wakes"), [(0, True), (3, True), (9, False)])
-async def test_a_text_at_rest_wakes_for_an_origin_that_was_asked_about_lately(
+async def test_a_text_at_rest_is_parsed_for_an_origin_asked_about_lately(
     virtual_internet: FakeInternet,
     gate: Gatekeeper,
     monkeypatch: pytest.MonkeyPatch,
@@ -369,7 +369,7 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_was_asked_about_lately(
 
 
 @pytest.mark.parametrize("rules", [1, 20_000])
-async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
+async def test_the_crawl_delay_of_a_text_at_rest_is_known_without_parsing(
     virtual_internet: FakeInternet,
     gate: Gatekeeper,
     monkeypatch: pytest.MonkeyPatch,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import settings
 from tests.integrations.rigs import MITMPROXY_TESTS, RIGS, Rig, Scrapy
 from tests.internet import FakeInternet
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 collect_ignore = [] if MITMPROXY_TESTS else ["test_mitmproxy.py"]
 """The summary says so (tests/conftest.py)."""

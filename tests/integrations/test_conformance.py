@@ -14,6 +14,7 @@ from gatekeeper.fetching.faults import MIN_FAILED_SITES
 from tests.conformance.ways import AGENT
 from tests.integrations.rigs import Rig
 from tests.internet import Fail, FakeInternet, Hold, Page, Reset, Stall, redirect
+from tests.waiting_support import until
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 
@@ -59,7 +60,7 @@ async def test_each_redirect_hop_is_decided(internet: FakeInternet, rig_on: Any)
     await settled(rig)
 
 
-async def test_each_redirect_hop_takes_a_turn(internet: FakeInternet, rig_on: Any) -> None:
+async def test_each_redirect_hop_takes_a_lease(internet: FakeInternet, rig_on: Any) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
     site.on("/1", redirect("/2")).on("/2", redirect("/3")).page("/3", "there")
     rig = await rig_on(internet)
@@ -78,7 +79,7 @@ async def test_crawl_delay_is_kept_between_any_two(internet: FakeInternet, rig_o
     assert site.most_concurrent == 1
 
 
-async def test_retry_after_holds_that_host_only(internet: FakeInternet, rig_on: Any) -> None:
+async def test_a_retry_after_blocks_only_its_host(internet: FakeInternet, rig_on: Any) -> None:
     busy = Page("busy", status=429, headers={"Retry-After": "300"})
     site = internet.site("a.test").robots("").on("/x", busy)
     internet.site("b.test").robots("").page("/", "free")
@@ -128,7 +129,7 @@ async def test_a_budget_defers_until_its_day_is_over(
     assert site.paths == ["/robots.txt", "/1"]
 
 
-async def test_a_slow_host_delays_no_other(internet: FakeInternet, rig_on: Any) -> None:
+async def test_a_slow_host_delays_no_other_host(internet: FakeInternet, rig_on: Any) -> None:
     hold = Hold(Page("late"))
     internet.site("slow.test").robots("").on("/", hold)
     internet.site("a.test").robots("").page("/", "free")
@@ -142,7 +143,7 @@ async def test_a_slow_host_delays_no_other(internet: FakeInternet, rig_on: Any) 
     assert (await slow).text == "late"
 
 
-async def test_hosts_whose_turns_are_far_delay_no_other(
+async def test_many_requests_for_a_host_with_a_long_interval_delay_no_other_host(
     internet: FakeInternet, rig_on: Any
 ) -> None:
     """As many requests wait for them as Scrapy sends at a time (CONCURRENT_REQUESTS)."""
@@ -153,8 +154,7 @@ async def test_hosts_whose_turns_are_far_delay_no_other(
         return  # each request waits in its own thread, which can't be cancelled
     waiting = [asyncio.create_task(rig.get(f"http://far.test/{number}")) for number in range(17)]
     async with asyncio.timeout(30):
-        while not far.paths:
-            await asyncio.sleep(0)
+        await until(lambda: far.paths)
         for _ in range(3):
             assert (await rig.get_beside("http://a.test/")).text == "free"
     assert far.paths == ["/robots.txt"]
@@ -298,7 +298,7 @@ async def test_a_private_address_is_refused(internet: FakeInternet, rig_on: Any)
         ("http://printer.internal/", "names of an inner network"),
     ],
 )
-async def test_what_was_refused_is_told_apart_as_by_a_check(
+async def test_a_denied_request_has_the_note_of_a_check(
     internet: FakeInternet, rig_on: Any, url: str, said: str
 ) -> None:
     """Not with the note "what this name or a redirect leads to" in every case."""
@@ -308,7 +308,7 @@ async def test_what_was_refused_is_told_apart_as_by_a_check(
     assert caught.value.decision.note == (await rig.ask("check", url)).note
 
 
-async def test_an_address_that_a_name_is_rebound_to_is_refused(
+async def test_a_name_rebound_to_a_private_address_is_refused(
     internet: FakeInternet, rig_on: Any
 ) -> None:
     """The first, harmless answer is for the robots.txt, the second for the page."""
@@ -325,7 +325,9 @@ async def test_an_address_that_a_name_is_rebound_to_is_refused(
     await settled(rig)
 
 
-async def test_what_is_no_url_of_ours_is_told(internet: FakeInternet, rig_on: Any) -> None:
+async def test_text_that_is_no_url_is_an_error_and_no_denial(
+    internet: FakeInternet, rig_on: Any
+) -> None:
     rig = await rig_on(internet)
     with pytest.raises((InvalidURL, *rig.base_error(), ValueError)) as caught:
         await rig.get("http://a%zz.test/")
@@ -345,7 +347,7 @@ async def test_tls_is_checked_by_name(internet: FakeInternet, rig_on: Any) -> No
 
 
 @pytest.mark.parametrize("how", [Fail.SERVFAIL, Fail.NXDOMAIN, "refused"])
-async def test_pages_that_could_not_be_dialled_tell_of_a_lost_uplink(
+async def test_pages_that_could_not_be_dialled_are_evidence_of_a_lost_uplink(
     internet: FakeInternet, rig_on: Any, how: str
 ) -> None:
     """Like robots.txt files and the pages of a polite session."""

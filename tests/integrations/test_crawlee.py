@@ -15,7 +15,7 @@ import pytest
 from gatekeeper import ConfigError, Denied, Gatekeeper, RemoteGatekeeper
 from gatekeeper.config import IdentityConfig
 from gatekeeper.signing import new_key
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Page, Reset, html, redirect
 from tests.test_signing import as_sent, verify
@@ -36,7 +36,7 @@ from gatekeeper.integrations.crawlee import (
     polite_crawler,
 )
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 
 @pytest.fixture(params=["embedded", "sidecar"])
@@ -138,7 +138,9 @@ async def test_a_crawl_is_decided_paced_and_reported(internet: FakeInternet, gat
     assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
 
 
-async def test_what_a_page_says_is_in_its_user_data(internet: FakeInternet, gate: Any) -> None:
+async def test_the_signals_of_a_page_are_in_its_user_data(
+    internet: FakeInternet, gate: Any
+) -> None:
     tags = [("X-Robots-Tag", "noarchive"), ("X-Robots-Tag", "otherbot: nosnippet")]
     page = '<meta name="examplebot" content="noai"><meta name="robots" content="max-snippet:5">'
     site = internet.site("a.test").robots("")
@@ -159,7 +161,7 @@ async def test_what_a_page_says_is_in_its_user_data(internet: FakeInternet, gate
     }
 
 
-async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, gate: Any) -> None:
+async def test_a_free_host_does_not_wait_for_slow_hosts(internet: FakeInternet, gate: Any) -> None:
     """There are as many slow hosts as workers, which waiting requests would occupy."""
     for number in range(4):
         slow = internet.site(f"slow{number}.test")
@@ -178,7 +180,7 @@ async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, gate: A
         assert min(internet.sites[f"slow{number}.test"].gaps()) >= 2.0
 
 
-async def test_a_429_holds_that_host_alone_and_is_tried_again(
+async def test_a_429_blocks_only_its_host_and_is_tried_again(
     internet: FakeInternet, gate: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     busy = Page("", status=429, headers={"Retry-After": "1"})
@@ -193,7 +195,9 @@ async def test_a_429_holds_that_host_alone_and_is_tried_again(
     assert site.gaps()[-1] >= 1.0
 
 
-async def test_what_nobody_would_wait_for_is_skipped(internet: FakeInternet, gate: Any) -> None:
+async def test_a_url_deferred_for_longer_than_max_wait_is_skipped(
+    internet: FakeInternet, gate: Any
+) -> None:
     down = internet.site("down.test").robots(Page("", status=503, headers={"Retry-After": "7200"}))
     internet.site("a.test").robots("").page("/")
     crawl = await crawl_of(internet, gate)
@@ -216,7 +220,7 @@ async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(internet: FakeInter
     assert internet.requests == []
 
 
-async def test_a_failed_request_is_tried_again_in_another_turn(
+async def test_a_failed_request_is_tried_again_with_another_lease(
     internet: FakeInternet, gate: Any
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
@@ -228,7 +232,7 @@ async def test_a_failed_request_is_tried_again_in_another_turn(
     assert min(site.gaps()) >= 0.1
 
 
-async def test_a_request_whose_connection_breaks_is_repeated_in_another_turn(
+async def test_a_request_whose_connection_breaks_is_repeated_with_another_lease(
     internet: FakeInternet, gate: Any
 ) -> None:
     """aiohttp by itself repeats it within a millisecond."""
@@ -258,9 +262,7 @@ async def test_a_request_under_its_own_name_is_judged_by_that(
         assert site.paths == ["/robots.txt"]
 
 
-async def test_what_is_asked_in_a_handler_takes_turns_too(
-    internet: FakeInternet, gate: Any
-) -> None:
+async def test_requests_sent_in_a_handler_take_leases(internet: FakeInternet, gate: Any) -> None:
     text = "User-agent: *\nCrawl-delay: 0.1\nDisallow: /private\n"
     site = internet.site("a.test").robots(text).page("/x").page("/y").page("/private")
     errors: list[Exception] = []
@@ -279,7 +281,7 @@ async def test_what_is_asked_in_a_handler_takes_turns_too(
     assert isinstance(errors[0], RequestDenied)
 
 
-async def test_a_basic_crawler_s_own_request_uses_its_turn(
+async def test_a_basic_crawlers_request_uses_its_lease(
     internet: FakeInternet, near: Gatekeeper
 ) -> None:
     site = internet.site("a.test").robots("").page("/x", "hello")
@@ -295,7 +297,7 @@ async def test_a_basic_crawler_s_own_request_uses_its_turn(
     assert site.paths == ["/robots.txt", "/x"]
 
 
-async def test_a_turn_that_no_request_used_ends_with_its_request(
+async def test_a_lease_that_no_http_request_used_ends_with_its_crawlee_request(
     internet: FakeInternet, near: Gatekeeper
 ) -> None:
     internet.site("a.test").robots("").page("/x")
@@ -309,7 +311,7 @@ async def test_a_turn_that_no_request_used_ends_with_its_request(
     assert near.stats().pacing.in_flight == 0
 
 
-async def test_what_a_stopped_crawl_leaves_the_next_run_does(
+async def test_the_next_run_fetches_what_a_stopped_crawl_left(
     internet: FakeInternet, near: Gatekeeper
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\n")
@@ -332,7 +334,9 @@ async def test_what_a_stopped_crawl_leaves_the_next_run_does(
     assert got == [f"http://a.test/{n}" for n in range(4)]  # in order
 
 
-async def test_forefront_goes_first(internet: FakeInternet, near: Gatekeeper) -> None:
+async def test_a_request_added_with_forefront_comes_first(
+    internet: FakeInternet, near: Gatekeeper
+) -> None:
     internet.site("a.test").robots("").page("/1").page("/2").page("/3")
     manager = PoliteRequestManager(near, await queue())
     await manager.add_requests(["http://a.test/1", "http://a.test/2"])
@@ -351,7 +355,7 @@ async def test_forefront_goes_first(internet: FakeInternet, near: Gatekeeper) ->
     await manager.close()
 
 
-async def test_crawlee_s_own_robots_file_is_refused(near: Gatekeeper) -> None:
+async def test_the_option_respect_robots_txt_file_is_refused(near: Gatekeeper) -> None:
     with pytest.raises(ConfigError, match="respect_robots_txt_file"):
         polite_crawler(HttpCrawler, near, respect_robots_txt_file=True)
 
@@ -406,7 +410,9 @@ async def test_sessions_keep_their_cookies_to_their_hosts(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_bytes_are_counted(internet: FakeInternet, streamed: bool) -> None:
+async def test_bytes_received_by_crawlee_count_for_the_budget(
+    internet: FakeInternet, streamed: bool
+) -> None:
     internet.site("a.test").robots("").page("/", "x" * 1000)
     config = settings(host=[{"match": "a.test", "max_bytes_per_day": 1000}])
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:

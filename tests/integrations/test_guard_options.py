@@ -137,7 +137,9 @@ TAKING: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("option", TAKING)
 @pytest.mark.parametrize("library", ["httpx", "httpx2"])
-async def test_an_option_of_a_transport_that_takes_the_address(library: str, option: str) -> None:
+async def test_a_transport_option_that_bypasses_the_guard_is_refused(
+    library: str, option: str
+) -> None:
     pytest.importorskip(library)
     httpcore: Any = import_module(library.replace("httpx", "httpcore"))
     module: Any = import_module(f"gatekeeper.integrations.{library}")
@@ -160,7 +162,7 @@ async def test_an_option_of_a_transport_that_takes_the_address(library: str, opt
 
 @pytest.mark.parametrize("option", sorted(GUARDED_OPTIONS))
 @pytest.mark.parametrize("library", ["httpx", "httpx2"])
-async def test_an_option_that_leaves_the_guard_its_address_is_taken(
+async def test_a_transport_option_that_does_not_bypass_the_guard_is_accepted(
     library: str, option: str
 ) -> None:
     pytest.importorskip(library)
@@ -183,7 +185,7 @@ HARMLESS: dict[str, Any] = {
 }
 
 
-async def test_a_name_that_is_rebound_is_not_sent_through_an_option(
+async def test_no_transport_option_reaches_a_rebound_name(
     internet: FakeInternet,
 ) -> None:
     httpx = pytest.importorskip("httpx")
@@ -237,7 +239,7 @@ def in_the_environment(**arguments: Any) -> aiohttp.ClientSession:
     ],
     ids=["proxy", "trust_env", "connector", "another connector", "environment"],
 )
-async def test_an_argument_of_a_session_that_takes_the_address(given: dict[str, Any]) -> None:
+async def test_a_session_argument_that_bypasses_the_guard_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         async with polite_session(AGENT, config=settings(), **given):
             pass
@@ -247,7 +249,7 @@ async def test_an_argument_of_a_session_that_takes_the_address(given: dict[str, 
     await asyncio.sleep(0)
 
 
-async def test_an_option_of_a_connector_that_takes_the_address() -> None:
+async def test_a_socket_factory_for_a_guarded_connector_is_refused() -> None:
     with pytest.raises(ConfigError, match="socket_factory"):
         guarded_connector(settings(), socket_factory=lambda _: None)
 
@@ -289,7 +291,7 @@ class ScriptedSync(SyncGatekeeper):
         self._make = lambda: ScriptedGate(AGENT, config=settings())
 
 
-async def test_a_client_of_crawlee_and_a_proxy_are_refused() -> None:
+async def test_a_foreign_crawlee_client_and_a_proxy_are_refused() -> None:
     pytest.importorskip("crawlee")
     from crawlee.http_clients import ImpitHttpClient
     from crawlee.proxy_configuration import ProxyInfo
@@ -312,6 +314,6 @@ async def test_a_client_of_crawlee_and_a_proxy_are_refused() -> None:
 
 
 @pytest.mark.parametrize("page", ["playwright", "scrapy"])
-def test_what_dials_by_itself_is_said_to(page: str) -> None:
+def test_the_page_of_a_library_that_dials_itself_says_so(page: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "integrations" / f"{page}.md").read_text("utf-8")
     assert "opens connections itself, so the guard judges URLs" in text

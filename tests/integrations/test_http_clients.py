@@ -49,7 +49,7 @@ def transports(library: Any) -> Any:
     return importlib.import_module(f"gatekeeper.integrations.{library.__name__}")
 
 
-async def test_an_open_lease_is_used(internet: FakeInternet, library: Any) -> None:
+async def test_an_open_lease_is_adopted_by_a_request(internet: FakeInternet, library: Any) -> None:
     site = internet.site("a.test").robots("").page("/x", "mine")
     transport = transports(library).PoliteTransport
     async with (
@@ -65,7 +65,9 @@ async def test_an_open_lease_is_used(internet: FakeInternet, library: Any) -> No
     assert site.paths == ["/robots.txt", "/x"]
 
 
-async def test_waiting_is_in_no_timeout(internet: FakeInternet, library: Any) -> None:
+async def test_the_wait_for_a_lease_does_not_count_for_the_timeout(
+    internet: FakeInternet, library: Any
+) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1.2\n").page("/x", "mine")
     transport = transports(library).PoliteTransport
     async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
@@ -93,9 +95,7 @@ async def test_event_hooks_see_each_hop(internet: FakeInternet, library: Any) ->
     assert seen == ["302 /x", "200 /y"]
 
 
-async def test_a_transport_of_your_own_is_not_guarded_and_has_to_be_accepted(
-    internet: FakeInternet, library: Any
-) -> None:
+async def test_another_transport_needs_guarded_false(internet: FakeInternet, library: Any) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
     polite = transports(library).PoliteTransport
     mine = library.MockTransport(lambda request: library.Response(200, text=str(request.url)))
@@ -110,7 +110,7 @@ async def test_a_transport_of_your_own_is_not_guarded_and_has_to_be_accepted(
                 await client.get("http://a.test/private")
 
 
-async def test_a_task_that_would_wait_for_its_own_stream_is_told(
+async def test_a_task_that_would_wait_for_its_own_stream_is_refused(
     internet: FakeInternet, library: Any
 ) -> None:
     internet.site("a.test").robots("").page("/x", "mine" * 100)
@@ -136,7 +136,7 @@ def polite_requests(gate: SyncGatekeeper, **options: Any) -> Any:
     return session
 
 
-async def test_retries_of_urllib3_are_turns_of_their_own(internet: FakeInternet) -> None:
+async def test_each_retry_of_urllib3_takes_a_lease(internet: FakeInternet) -> None:
     retries = pytest.importorskip("urllib3").Retry(3, status_forcelist=[500], backoff_factor=0)
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
     site.on("/x", Page("", status=500), Page("", status=500), Page("there"))
@@ -157,7 +157,7 @@ async def test_retries_of_urllib3_are_turns_of_their_own(internet: FakeInternet)
     assert min(site.gaps()) >= 0.1
 
 
-async def test_a_refused_connection_is_retried_in_turns_of_its_own(internet: FakeInternet) -> None:
+async def test_each_retry_after_a_refused_connection_takes_a_lease(internet: FakeInternet) -> None:
     internet.refusing("a.test")
     config = settings(host=[{"match": "*", "robots": "allow"}])
 
@@ -174,7 +174,7 @@ async def test_a_refused_connection_is_retried_in_turns_of_its_own(internet: Fak
     assert await asyncio.to_thread(crawl) == 3
 
 
-async def test_a_proxy_has_to_be_accepted(internet: FakeInternet) -> None:
+async def test_a_proxy_of_a_request_is_refused(internet: FakeInternet) -> None:
     internet.site("a.test").robots("")
 
     def crawl() -> None:
@@ -204,7 +204,7 @@ async def test_a_wrong_url_is_an_error_of_the_library_and_of_ours(
             await client.get(url)
 
 
-async def test_a_wrong_url_is_requests_own_error(internet: FakeInternet) -> None:
+async def test_a_wrong_url_is_the_error_of_requests(internet: FakeInternet) -> None:
     requests = pytest.importorskip("requests")
 
     def work() -> None:
@@ -236,7 +236,7 @@ async def test_a_session_of_requests_refuses_to_be_pickled_or_copied(
     await asyncio.to_thread(work)
 
 
-def test_a_library_that_retries_can_ask_whether_it_may_help() -> None:
+def test_errors_tell_a_retrying_library_whether_a_retry_may_help() -> None:
     assert (Denied.retryable, Deferred.retryable) == (False, True)
 
 
@@ -308,7 +308,7 @@ async def test_each_hop_over_requests_is_signed(
 
 
 @pytest.mark.parametrize("why", ["silent", "no route", "silent or refused"])
-async def test_connections_that_come_to_nothing_tell_of_a_lost_uplink(
+async def test_connections_that_time_out_are_evidence_of_a_lost_uplink(
     internet: FakeInternet, library: Any, why: str
 ) -> None:
     """An address that refuses the connection was reached, which shows that the uplink works."""
@@ -337,7 +337,7 @@ async def test_connections_that_come_to_nothing_tell_of_a_lost_uplink(
         assert gate.stats().directory.local_fault is (why != "silent or refused")
 
 
-async def test_connections_of_requests_that_time_out_tell_of_a_lost_uplink(
+async def test_connections_of_requests_that_time_out_are_evidence_of_a_lost_uplink(
     internet: FakeInternet,
 ) -> None:
     requests = pytest.importorskip("requests")
@@ -359,7 +359,7 @@ async def test_connections_of_requests_that_time_out_tell_of_a_lost_uplink(
     assert await asyncio.to_thread(crawl)
 
 
-async def test_a_request_of_which_nothing_is_heard_is_looked_at(
+async def test_a_lease_of_a_request_without_a_response_awaits_its_head(
     internet: FakeInternet, library: Any
 ) -> None:
     """Its lease awaits a head, as for a request of a polite session."""
@@ -380,7 +380,7 @@ async def test_a_request_of_which_nothing_is_heard_is_looked_at(
 
 
 @pytest.mark.parametrize("name", ["httpx", "httpx2", "requests", "scrapy", "crawlee"])
-def test_errors_cross_a_process_boundary_whole(name: str) -> None:
+def test_errors_survive_pickling(name: str) -> None:
     """As in crawlers that work in several processes."""
     pytest.importorskip(name)
     module = importlib.import_module(f"gatekeeper.integrations.{name}")
@@ -450,7 +450,7 @@ async def test_a_body_that_requests_drops_frees_the_lease_without_a_garbage_coll
         gc.enable()
 
 
-def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_to_connect_never_has_a_timeout_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a timeout of 0 a socket does not wait, and its error is not a timeout."""
     now = [100.0]
     monkeypatch.setattr(hops.time, "monotonic", lambda: now[0])
@@ -466,7 +466,7 @@ def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", ["httpx", "httpx2", "requests"])
-async def test_a_report_that_can_not_be_kept_leaks_nothing(
+async def test_a_report_that_cannot_be_stored_raises_and_frees_the_lease(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     client = pytest.importorskip(kind)
@@ -520,7 +520,9 @@ class H2Site(asyncio.Protocol):
         self.transport.write(self.h2.data_to_send())
 
 
-async def test_http2_takes_turns_on_one_connection(internet: FakeInternet, library: Any) -> None:
+async def test_http2_requests_are_paced_on_one_connection(
+    internet: FakeInternet, library: Any
+) -> None:
     pytest.importorskip("h2")
     context = server_context("h2.test", "good")
     context.set_alpn_protocols(["h2"])

@@ -23,7 +23,7 @@ PAGES = [f"http://{host}/{page}" for host in HOSTS for page in range(3)]
 
 
 class Taker:
-    """A crawler that takes every turn immediately, and records what and when it was."""
+    """A crawler that takes every lease immediately, and records what and when it was."""
 
     def __init__(self, world: World, gate: Any) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Taker:
         self.why: dict[str, Any] = {}
 
     async def take(self, *urls: str) -> float:
-        """Take the turns of these URLs and of waiting ones. Return the seconds that it took."""
+        """Take the leases of these URLs and of waiting ones. Return the seconds that it took."""
         began = self.world.clock.monotonic()
         for url in urls:
             self.queue.put_nowait(url)
@@ -94,7 +94,7 @@ async def taker(request: pytest.FixtureRequest, world: World, taker_on: Any) -> 
 # --- a sidecar that is away ------------------------------------------------------------------
 
 
-async def test_a_sidecar_that_never_comes_is_given_up_for_every_request(
+async def test_an_unreachable_sidecar_fails_every_request_after_max_wait(
     world: World, taker_on: Any
 ) -> None:
     taker = taker_on(await world.client(f"http://{world.internet.refusing('gone.test')}:1"))
@@ -109,7 +109,9 @@ async def test_a_sidecar_that_never_comes_is_given_up_for_every_request(
 
 
 @pytest.mark.parametrize("away", [0.7 * MAX_WAIT, 1.5 * MAX_WAIT])
-async def test_a_sidecar_that_comes_back(world: World, taker_on: Any, away: float) -> None:
+async def test_a_sidecar_that_returns_within_max_wait_loses_no_request(
+    world: World, taker_on: Any, away: float
+) -> None:
     """If it returns in time twice, each outage counts separately; if too late, only later requests
     are sent."""
     for host in HOSTS:
@@ -135,7 +137,7 @@ async def test_a_sidecar_that_comes_back(world: World, taker_on: Any, away: floa
 
 
 @pytest.mark.parametrize("status", [401, 502, 503])
-async def test_a_sidecar_that_answers_to_no_question_is_given_up(
+async def test_a_sidecar_that_refuses_every_call_fails_requests_after_max_wait(
     world: World, taker_on: Any, status: int
 ) -> None:
     """It rejects the token; a proxy in front of it can't reach it; it never has capacity."""
@@ -159,7 +161,7 @@ async def test_a_sidecar_that_answers_to_no_question_is_given_up(
 # --- an origin that defers -------------------------------------------------------------------
 
 
-async def test_an_origin_that_defers_again_and_again_is_given_up_alone(
+async def test_an_origin_that_defers_beyond_max_wait_is_given_up_alone(
     world: World, taker: Taker
 ) -> None:
     late = Page("", status=503, headers={"Retry-After": "60"})
@@ -181,7 +183,9 @@ async def test_an_origin_that_defers_again_and_again_is_given_up_alone(
     assert {*mine} <= taker.sent.keys()
 
 
-async def test_what_defers_and_answers_in_turn_is_not_given_up(world: World, taker: Taker) -> None:
+async def test_an_origin_that_defers_and_answers_alternately_is_not_given_up(
+    world: World, taker: Taker
+) -> None:
     late = Page("", status=503, headers={"Retry-After": "100"})
     world.internet.site("a.test").on("/robots.txt", late, Page(""), late, Page(""), late, Page(""))
     for number in range(3):
@@ -203,7 +207,7 @@ async def test_a_host_that_the_operator_paused_is_waited_for(
     assert "http://a.test/1" in taker.sent
 
 
-async def test_what_is_remembered_of_many_origins_is_forgotten() -> None:
+async def test_remembered_deferrals_of_many_origins_are_bounded() -> None:
     clock = VirtualClock()
     async with ScriptedGate(clock=clock, config=Config()) as gate:
         shown: Any = queue_gate(gate, MAX_WAIT)

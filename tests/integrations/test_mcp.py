@@ -18,10 +18,11 @@ import gatekeeper
 from gatekeeper import ConfigError, session_gate
 from gatekeeper.session import polite_session
 from gatekeeper.sidecar.security import Tokens
-from tests.conformance.ways import AGENT, settings, until
+from tests.conformance.ways import AGENT, settings
 from tests.documents.blocks import SITE
 from tests.internet import FakeInternet, Hold, Page, free_port, redirect
 from tests.robots.test_cost_of_values import least
+from tests.waiting_support import until
 
 mcp = pytest.importorskip("mcp")
 
@@ -77,7 +78,7 @@ async def test_ten_fetches_cost_one_robots_txt_and_keep_the_pace(internet: FakeI
         assert gate.stats().pacing.in_flight == 0
 
 
-async def test_what_is_denied_is_not_fetched_and_says_why(internet: FakeInternet) -> None:
+async def test_a_denied_page_is_not_fetched_and_the_reason_is_told(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots(DENYING).on("/x", redirect("/private/y"))
     async with agent(internet) as (client, _):
         for path in ("/private", "/x"):
@@ -109,7 +110,7 @@ async def test_a_503_defers_and_a_private_address_is_refused(internet: FakeInter
             assert (await client.call_tool("fetch", {"url": url})).is_error
 
 
-async def test_sizes_are_bounded_and_forms_are_as_asked(internet: FakeInternet) -> None:
+async def test_a_page_is_cut_at_max_bytes_and_has_the_asked_format(internet: FakeInternet) -> None:
     internet.site("a.test").robots("").page("/", "x" * 5000, content_type="text/plain")
     internet.sites["a.test"].page("/h", "<p>a <b>b</b></p>", content_type="text/html")
     async with agent(internet) as (client, _):
@@ -155,7 +156,7 @@ async def test_the_rest_of_a_page_is_read_without_a_request_until_its_text_expir
         assert site.paths.count("/") == 3
 
 
-async def test_the_texts_that_are_kept_have_a_bound_together(
+async def test_the_bytes_of_all_kept_texts_are_bounded(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.integrations.mcp.KEPT_BYTES", 4_000)
@@ -174,7 +175,7 @@ async def test_the_texts_that_are_kept_have_a_bound_together(
         assert all(site.paths.count(f"/{number}") == 2 for number in range(5))
 
 
-async def test_sitemaps_are_listed_and_what_is_wrong_with_them_is_told(
+async def test_sitemaps_are_listed_with_their_findings(
     internet: FakeInternet,
 ) -> None:
     entries = "".join(
@@ -206,7 +207,7 @@ async def test_sitemaps_are_listed_and_what_is_wrong_with_them_is_told(
         assert "2026-11-01" in wrong.content[0].text
 
 
-async def test_a_person_s_prompt_is_the_text_of_the_page_or_the_refusal(
+async def test_a_prompt_is_the_text_of_the_page_or_the_refusal(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots(DENYING)
@@ -244,7 +245,7 @@ async def test_progress_says_what_the_host_waits_for(
     assert any("crawl-delay 0.05 s" in (message or "") for _, _, message in told)
 
 
-async def test_a_call_that_is_not_answered_in_time_and_a_cancelled_call_free_the_lease(
+async def test_a_fetch_that_does_not_end_in_time_frees_its_lease(
     internet: FakeInternet,
 ) -> None:
     hold = Hold(Page("late"))
@@ -327,7 +328,7 @@ async def test_the_command_serves_over_http_to_several_with_one_gate(
     assert site.paths == ["/robots.txt", "/x", "/x"]
 
 
-async def test_a_refusal_holds_the_decision_behind_it(internet: FakeInternet) -> None:
+async def test_a_refused_redirect_has_the_decision_of_its_target(internet: FakeInternet) -> None:
     internet.site("a.test").robots(DENYING).on("/x", redirect("/private/y"))
     async with agent(internet) as (client, _):
         refused = (await client.call_tool("fetch", {"url": "http://a.test/x"})).structured_content
@@ -351,7 +352,7 @@ async def test_a_host_that_is_not_due_in_time_is_refused_at_once(internet: FakeI
 
 
 @pytest.mark.parametrize("tool", ["may_i_fetch", "explain", "fetch"])
-async def test_every_tool_keeps_to_its_time(internet: FakeInternet, tool: str) -> None:
+async def test_every_tool_ends_at_its_time_limit(internet: FakeInternet, tool: str) -> None:
     internet.site("a.test").on("/robots.txt", Hold(Page("")))
     async with agent(internet, wait=0.2) as (client, _):
         found = await client.call_tool(tool, {"url": "http://a.test/x"})
@@ -359,7 +360,7 @@ async def test_every_tool_keeps_to_its_time(internet: FakeInternet, tool: str) -
         assert "0.2 s" in found.content[0].text
 
 
-async def test_so_many_pages_at_once_and_no_more(
+async def test_concurrent_fetches_are_bounded(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.integrations.mcp.MOST_FETCHES", 2)
@@ -389,7 +390,7 @@ async def test_credentials_in_a_url_are_refused(internet: FakeInternet) -> None:
     assert "/x" not in site.paths
 
 
-async def test_what_is_no_text_is_told_and_charsets_are_those_of_pages(
+async def test_binary_content_is_refused_and_the_charset_of_a_page_is_used(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots("").page("/i", b"\x89PNG\0\0", content_type="image/png")
@@ -408,7 +409,7 @@ async def test_what_is_no_text_is_told_and_charsets_are_those_of_pages(
 # --- with a sidecar
 
 
-async def test_over_a_sidecar_it_is_the_sidecar_s_robot(
+async def test_a_server_over_a_sidecar_uses_the_user_agent_of_the_sidecar(
     internet: FakeInternet, sidecar_on: Any
 ) -> None:
     site = internet.site("a.test").robots(DENYING).page("/x", "hello", content_type="text/plain")

@@ -26,6 +26,7 @@ from tests.internet import FakeInternet, Hold, Page, Reset, html
 pytest.importorskip("playwright")
 
 from gatekeeper.integrations.playwright import polite_route
+from tests.waiting_support import until
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
@@ -91,8 +92,8 @@ PROMISES: list[Callable[..., Awaitable[None]]] = [
     suite.test_a_denied_url_never_reaches_the_server,
     suite.test_an_unreachable_file_defers,
     suite.test_crawl_delay_is_kept_between_any_two,
-    suite.test_retry_after_holds_that_host_only,
-    suite.test_a_slow_host_delays_no_other,
+    suite.test_a_retry_after_blocks_only_its_host,
+    suite.test_a_slow_host_delays_no_other_host,
     suite.test_a_cancelled_request_frees_the_lease,
     suite.test_a_failed_request_is_the_library_s_error_and_frees_the_lease,
     suite.test_while_the_gate_is_down_nothing_is_sent,
@@ -108,7 +109,7 @@ PROMISES: list[Callable[..., Awaitable[None]]] = [
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )
-async def test_the_one_suite_holds_in_a_browser(
+async def test_every_promise_to_sites_holds_in_a_browser(
     internet: FakeInternet, opened: Any, promise: Callable[..., Awaitable[None]], where: str
 ) -> None:
     async with rigs(opened, where) as rig_on:
@@ -143,7 +144,7 @@ async def rigs(opened: Any, where: str) -> AsyncIterator[Callable[..., Awaitable
         yield begin
 
 
-async def test_what_playwright_does_not_show_is_said(
+async def test_redirect_hops_in_a_browser_are_not_decided_and_take_no_lease(
     internet: FakeInternet, opened: Any, gate: Gatekeeper
 ) -> None:
     """The documented limit: redirect hops are not decided, and need no lease."""
@@ -226,7 +227,7 @@ async def test_what_a_page_loads_is_decided_and_takes_no_leases(
     assert site.requests[-1].headers["User-Agent"] == AGENT
 
 
-async def test_workers_and_sockets_find_no_way_round(
+async def test_service_workers_and_websockets_do_not_bypass_the_gate(
     internet: FakeInternet, opened: Any, gate: Gatekeeper
 ) -> None:
     site = internet.site("a.test").robots("").on("/", html("<p>hello"))
@@ -259,8 +260,7 @@ async def test_a_page_that_is_closed_frees_its_lease(
     await page.close()
     results = await asyncio.gather(going, queued, return_exceptions=True)
     assert all(isinstance(result, Exception) for result in results)
-    while gate.stats().pacing.in_flight:  # limited by the test's own timeout
-        await asyncio.sleep(0)
+    await until(lambda: not gate.stats().pacing.in_flight)
     again = await context.new_page()
     async with gate.lease("http://a.test/2"):  # the caller's open lease is used
         response = await polite.goto(again, "http://a.test/2")
@@ -297,7 +297,7 @@ async def test_a_request_that_is_passed_on_after_its_page_was_closed_keeps_no_le
     assert "/" not in site.paths
 
 
-async def test_a_page_whose_host_does_not_respond_can_go_elsewhere(
+async def test_a_page_that_waits_for_a_host_can_navigate_elsewhere(
     internet: FakeInternet, opened: Any, gate: Gatekeeper
 ) -> None:
     hold = Hold(Page("late"))
@@ -313,12 +313,11 @@ async def test_a_page_whose_host_does_not_respond_can_go_elsewhere(
     response = await polite.goto(page, "http://b.test/")
     assert response is not None
     assert await response.text() == "there"
-    while gate.stats().pacing.in_flight:  # limited by the test's own timeout
-        await asyncio.sleep(0)
+    await until(lambda: not gate.stats().pacing.in_flight)
     await context.close()
 
 
-async def test_a_playwright_crawler_takes_turns(internet: FakeInternet) -> None:
+async def test_a_playwright_crawler_takes_leases(internet: FakeInternet) -> None:
     pytest.importorskip("crawlee")
     from crawlee.crawlers import PlaywrightCrawler
 

@@ -21,7 +21,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate, drive
-from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import settings
 from tests.documents.blocks import SITE
 from tests.effort import LONG
@@ -30,10 +30,11 @@ from tests.integrations.rigs import Scrapy as Rig
 from tests.integrations.scrapy_worker import WorkerFailed
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 from tests.test_signing import as_sent, verify
+from tests.waiting_support import until
 
 pytest.importorskip("scrapy")
 
-__all__ = ["short", "sidecar_on"]
+__all__ = ["sidecar_on"]
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 ROOT = Path(__file__).parents[2]
@@ -219,7 +220,9 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert run.stats["robotstxt/response_status_count/200"] == 3
 
 
-async def test_what_a_page_says_is_in_its_meta(internet: FakeInternet, scrapy: Scrapy) -> None:
+async def test_the_signals_of_a_page_are_in_its_meta(
+    internet: FakeInternet, scrapy: Scrapy
+) -> None:
     page = gzip.compress(
         b'<meta name="examplebot" content="noai"><meta name="robots" content="none">'
     )
@@ -271,7 +274,7 @@ DOWNLOADS = """
 """
 
 
-async def test_inline_requests_names_of_their_own_and_those_that_obey_nobody(
+async def test_inline_requests_own_user_agents_and_dont_obey_robotstxt_are_honoured(
     internet: FakeInternet, scrapy: Scrapy
 ) -> None:
     text = (
@@ -358,7 +361,9 @@ async def test_kill_9_and_resume_with_a_jobdir(internet: FakeInternet, scrapy: S
     assert third.got() == []
 
 
-async def test_a_pause_loses_and_repeats_nothing(internet: FakeInternet, scrapy: Scrapy) -> None:
+async def test_a_crawl_paused_with_a_jobdir_loses_and_repeats_no_request(
+    internet: FakeInternet, scrapy: Scrapy
+) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.05\n")
     for number in (*range(40), *range(100, 140)):
         site.page(f"/{number}")
@@ -374,7 +379,7 @@ async def test_a_pause_loses_and_repeats_nothing(internet: FakeInternet, scrapy:
     assert Counter(site.paths)["/robots.txt"] == 1  # it is stored, too
 
 
-async def test_an_item_file_pipeline_takes_turns(internet: FakeInternet, scrapy: Scrapy) -> None:
+async def test_a_files_pipeline_takes_leases(internet: FakeInternet, scrapy: Scrapy) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\nDisallow: /no\n")
     site.page("/1").page("/file.pdf", "pdf").page("/no.pdf", "no")
     late = Page("", status=503, headers={"Retry-After": "7200"})
@@ -394,7 +399,7 @@ async def test_an_item_file_pipeline_takes_turns(internet: FakeInternet, scrapy:
     assert "ask again at" in run.log
 
 
-async def test_a_download_waits_for_what_is_deferred_no_longer_than_it_is_told(
+async def test_a_deferred_download_waits_no_longer_than_max_wait(
     virtual_internet: FakeInternet,
 ) -> None:
     from scrapy import Request
@@ -471,15 +476,14 @@ async def test_another_reactor_is_refused_with_the_remedy(
     assert internet.requests == []
 
 
-async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet) -> None:
+async def test_a_stopped_crawl_does_not_wait_for_leases(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 900\n").page("/")
     rig = ScrapyDownloads(internet, settings(), None)
     rig.max_wait = 3_600.0
     await rig.start()
     try:
         waiting = asyncio.create_task(rig.get("http://a.test/"))
-        while not site.paths:
-            await asyncio.sleep(0)
+        await until(lambda: site.paths)
         await rig.close()
         with pytest.raises(LeaseTimeout, match="stopped"):
             await waiting
@@ -488,7 +492,7 @@ async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet)
     assert site.paths == ["/robots.txt"]
 
 
-async def test_a_request_that_is_sent_again_takes_another_turn(internet: FakeInternet) -> None:
+async def test_a_retried_request_takes_another_lease(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\n").page("/", "hello")
     rig = Rig(internet, settings(), None)
     await rig.start()
@@ -501,7 +505,7 @@ async def test_a_request_that_is_sent_again_takes_another_turn(internet: FakeInt
     assert min(site.gaps()) >= 0.2
 
 
-async def test_what_ends_an_answer_that_began_is_no_failure_of_its_host(
+async def test_a_response_cut_off_by_scrapy_is_no_failure_of_its_host(
     internet: FakeInternet,
 ) -> None:
     internet.site("a.test").robots("").page("/large", "x" * 100)
@@ -543,7 +547,7 @@ async def test_a_crawl_that_has_ended_is_freed(internet: FakeInternet) -> None:
     assert not {name: count for name, count in left.items() if count >= rounds}
 
 
-async def test_another_scheduler_waits_in_the_middleware(
+async def test_with_another_scheduler_requests_wait_in_the_middleware(
     internet: FakeInternet, scrapy: Scrapy
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\nDisallow: /no\n")
@@ -562,7 +566,7 @@ async def test_another_scheduler_waits_in_the_middleware(
     [{"command": ("-s", "TWISTED_REACTOR_ENABLED=False")}, {"HTTPCACHE_ENABLED": True}],
     ids=["no-reactor", "cache"],
 )
-async def test_it_runs_without_a_reactor_and_beside_a_cache(
+async def test_a_crawl_works_without_a_reactor_and_with_a_cache(
     internet: FakeInternet, scrapy: Scrapy, settings: dict[str, Any]
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/1").page("/2")
@@ -576,7 +580,7 @@ async def test_it_runs_without_a_reactor_and_beside_a_cache(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["in memory", "with a JOBDIR"])
-async def test_what_the_cache_answers_takes_no_turn(
+async def test_a_cached_response_takes_no_lease(
     internet: FakeInternet, scrapy: Scrapy, kept: bool
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
@@ -603,7 +607,7 @@ async def test_what_the_cache_answers_takes_no_turn(
         assert site.paths[5:] == ["/robots.txt", "/0"]
 
 
-def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
+def test_requests_that_need_no_lease_survive_a_restart(tmp_path: Path) -> None:
     from gatekeeper.integrations.scrapy import _DirectRequests
 
     first = _DirectRequests(tmp_path / "direct")
@@ -630,7 +634,7 @@ def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
     third.close()
 
 
-async def test_scrapy_s_own_name_counts_as_none(
+async def test_the_default_user_agent_of_scrapy_counts_as_unset(
     internet: FakeInternet, scrapy: Scrapy, sidecar_on: Any
 ) -> None:
     """The sidecar's User-Agent is sent then, and decides."""
@@ -748,7 +752,7 @@ def test_the_parser_alone_tells_the_crawl_delay() -> None:
         b"Disallow: /",
     ],
 )
-def test_the_parser_alone_takes_what_is_no_file_for_welcome(body: bytes) -> None:
+def test_the_parser_alone_allows_everything_for_a_body_that_is_no_file(body: bytes) -> None:
     parser = scrapy_parser(body)
     for path, agent in (("/", "*"), ("/", "firefox"), ("/any/page", "*")):
         assert parser.allowed(f"https://animals.example{path}", agent)
@@ -761,7 +765,7 @@ def test_the_parser_alone_reads_on_behind_bytes_that_are_no_text() -> None:
     assert parser.allowed("https://animals.example/garden", "*")
 
 
-def test_the_parser_alone_keeps_few_agents_in_mind() -> None:
+def test_the_parser_alone_caches_a_bounded_number_of_agents() -> None:
     parser = scrapy_parser(b"User-agent: *\nDisallow: /x\n")
     for number in range(1_000):
         assert not parser.allowed("https://animals.example/x", f"fox{number}/{number}")

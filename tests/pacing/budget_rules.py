@@ -14,7 +14,7 @@ from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import received
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing.turns_together import PATIENCE, Member, Time
+from tests.pacing.leases_together import PATIENCE, Member, Time
 
 HOST = "a.example"
 AT_ONCE = RobotsInterval(0.0, "request-rate")
@@ -49,7 +49,9 @@ def near(seconds: float, wanted: float, time: Time) -> bool:
 class DailyBudgets:
     """To be inherited by a class with the fixtures `member` and `time`."""
 
-    async def test_a_day_begins_with_its_first_page(self, member: Member, time: Time) -> None:
+    async def test_the_day_of_a_budget_begins_with_its_first_page(
+        self, member: Member, time: Time
+    ) -> None:
         one = await member(max_pages_per_day=3)
         await time.tick(5000.0)
         for _ in range(3):
@@ -65,7 +67,9 @@ class DailyBudgets:
             await sent(one)
         assert near(await spent(one), DAY, time)
 
-    async def test_robots_txt_neither_counts_nor_waits(self, member: Member) -> None:
+    async def test_a_robots_txt_request_neither_counts_for_a_budget_nor_waits_for_it(
+        self, member: Member
+    ) -> None:
         one = await member(max_pages_per_day=1)
         for _ in range(3):
             grant = await one.acquire_robots(f"https://{HOST}/robots.txt", HOST, asked=AT_ONCE)
@@ -76,7 +80,9 @@ class DailyBudgets:
         grant.release()
         await spent(one)
 
-    async def test_what_was_not_sent_does_not_count(self, member: Member) -> None:
+    async def test_a_request_that_was_not_sent_does_not_count_for_the_budget(
+        self, member: Member
+    ) -> None:
         one = await member(max_pages_per_day=1)
         for _ in range(3):
             (await page(one)).give_back()
@@ -85,7 +91,9 @@ class DailyBudgets:
         grant.release()  # Without a report it may have been sent.
         await spent(one)
 
-    async def test_bytes_defer_once_they_are_known(self, member: Member) -> None:
+    async def test_reported_bytes_beyond_the_budget_defer_the_next_page(
+        self, member: Member
+    ) -> None:
         one = await member(max_bytes_per_day=1000, concurrency=3)
         grants = [await page(one) for _ in range(3)]
         for grant in grants:  # Requests in flight may exceed it.
@@ -94,7 +102,7 @@ class DailyBudgets:
             grant.release()
         await spent(one)
 
-    async def test_no_size_of_a_report_gives_bytes_back(self, member: Member) -> None:
+    async def test_no_reported_size_lowers_the_bytes_that_count(self, member: Member) -> None:
         one = await member(max_bytes_per_day=1000, concurrency=2)
         first, second = await page(one), await page(one)
         for grant, size in ((first, 1000), (second, -1000)):
@@ -103,7 +111,9 @@ class DailyBudgets:
             grant.release()
         await spent(one)
 
-    async def test_many_at_once_do_not_exceed_it(self, member: Member, time: Time) -> None:
+    async def test_concurrent_requests_do_not_exceed_a_budget(
+        self, member: Member, time: Time
+    ) -> None:
         one = await member(max_pages_per_day=7, concurrency=3, default_interval=0.0)
 
         async def ask() -> str:
@@ -144,7 +154,7 @@ class DailyBudgets:
         assert sum(await asyncio.gather(*tasks)) == 40
         assert one.stats().waiting == 0
 
-    async def test_an_override_is_followed_at_once(self, member: Member, time: Time) -> None:
+    async def test_an_override_of_a_budget_holds_at_once(self, member: Member, time: Time) -> None:
         one = await member(max_pages_per_day=2)
         await sent(one)
         await sent(one)
@@ -160,7 +170,7 @@ class DailyBudgets:
         one.add_rule(HostRule(match=HOST, max_pages_per_day=1))
         assert await spent(one) > 0
 
-    async def test_what_waits_is_deferred_when_its_turn_comes(
+    async def test_a_waiting_request_is_deferred_once_the_budget_is_spent(
         self, member: Member, time: Time
     ) -> None:
         one = await member(max_pages_per_day=1, concurrency=1)
@@ -172,14 +182,16 @@ class DailyBudgets:
         await time.tick(6.0)
         assert await waiting == pytest.approx(DAY - 5.0, abs=6.0)
 
-    async def test_who_does_not_wait_learns_it_too(self, member: Member) -> None:
+    async def test_a_request_without_a_timeout_is_deferred_by_a_spent_budget(
+        self, member: Member
+    ) -> None:
         one = await member(max_pages_per_day=1)
         await sent(one)
         with pytest.raises((BudgetSpent, LeaseTimeout)) as caught:
             await one.acquire("u", HOST, timeout=0, admit=lambda: AT_ONCE)
         assert isinstance(caught.value, BudgetSpent)
 
-    async def test_it_stands_in_why(self, member: Member, time: Time) -> None:
+    async def test_a_budget_is_listed_by_why(self, member: Member, time: Time) -> None:
         one = await member(max_pages_per_day=2, max_bytes_per_day=10_000)
         await sent(one, size=12)
         (view,) = [view for view in one.why(HOST) if view.kind == "budget"]

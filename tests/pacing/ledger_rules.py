@@ -23,6 +23,7 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.rules import DAY, DailyBudget
+from tests.waiting_support import until
 
 PATIENCE = 20.0
 """Most seconds that a test waits for anything."""
@@ -78,9 +79,7 @@ class Listener:
 async def listen(ledger: Ledger, owner: str, listener: Listener) -> None:
     """Subscribe a listener, and wait until the subscription is in force."""
     ledger.listen(owner, listener)
-    async with asyncio.timeout(PATIENCE):
-        while not getattr(ledger, "hearing", True):
-            await asyncio.sleep(0)
+    await until(lambda: getattr(ledger, "hearing", True))
 
 
 def asks(token: str, *scopes: ScopeRequest | str, interval: float = 1.0) -> TakeRequest:
@@ -133,7 +132,9 @@ def near(seconds: float, wanted: float, slack: float = 0.25) -> bool:
 class LedgerRules:
     """To be inherited by a class with the fixtures `ledger` and `time`."""
 
-    async def test_the_interval_counts_from_the_head(self, ledger: Ledger, time: Time) -> None:
+    async def test_the_interval_counts_from_the_head_of_the_response(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         assert await granted(ledger, "a:1", "h", interval=5.0)
         await time.tick(2.0)
         await ledger.head(["a:1"])
@@ -142,14 +143,18 @@ class LedgerRules:
         await time.tick(5.1)
         assert await granted(ledger, "b:1", "h", interval=5.0)
 
-    async def test_a_slow_answer_keeps_everybody_out(self, ledger: Ledger, time: Time) -> None:
+    async def test_no_request_starts_while_a_response_head_is_awaited(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         assert await granted(ledger, "a:1", "h")
         for _ in range(3):
             await time.tick(7.0)
             await ledger.renew(["a:1"])
             assert not await granted(ledger, "b:1", "h")
 
-    async def test_without_an_interval_the_slots_count(self, ledger: Ledger, time: Time) -> None:
+    async def test_without_an_interval_only_the_slots_limit_requests(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         two = ScopeRequest("h", 0.0, 2)
         assert await granted(ledger, "a:1", two)
         assert await granted(ledger, "b:1", two)
@@ -157,26 +162,30 @@ class LedgerRules:
         await ledger.end([End("a:1")])
         assert await granted(ledger, "c:1", two)
 
-    async def test_all_scopes_or_none(self, ledger: Ledger, time: Time) -> None:
+    async def test_a_grant_takes_all_scopes_or_none(self, ledger: Ledger, time: Time) -> None:
         assert await granted(ledger, "a:1", "h", "g")
         assert not await granted(ledger, "b:1", "k", "g")
         assert await granted(ledger, "c:1", "k")  # b took nothing of it, and reserved nothing.
 
-    async def test_repeated_it_gets_the_same_answer(self, ledger: Ledger, time: Time) -> None:
+    async def test_a_repeated_request_gets_the_same_answer(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         assert await granted(ledger, "a:1", "h")
         assert await granted(ledger, "a:1", "h")
         await ledger.end([End("a:1")])
         await ledger.end([End("a:1")])
         assert near(await wait_of(ledger, "b:1", "h"), 1.0)
 
-    async def test_the_longer_interval_counts(self, ledger: Ledger, time: Time) -> None:
+    async def test_of_two_intervals_the_longer_counts(self, ledger: Ledger, time: Time) -> None:
         for token, first, second in (("a:1", 3.0, 1.0), ("a:2", 1.0, 3.0)):
             host = f"h{token}"
             assert await granted(ledger, token, host, interval=first)
             await ledger.end([End(token)])
             assert near(await wait_of(ledger, "b:1", host, interval=second), 3.0)
 
-    async def test_what_is_known_goes_before_a_guess(self, ledger: Ledger, time: Time) -> None:
+    async def test_a_known_interval_replaces_a_guessed_one(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         assert await granted(ledger, "a:1", ScopeRequest("h", 30.0, 1, True))
         await ledger.end([End("a:1")])
         assert near(await wait_of(ledger, "c:1", ScopeRequest("h", 1.0, 1, True)), 30.0)
@@ -210,14 +219,16 @@ class LedgerRules:
         await time.tick(5.0)
         assert not await granted(ledger, "b:1", "h")
 
-    async def test_undone_the_clock_is_as_before(self, ledger: Ledger, time: Time) -> None:
+    async def test_an_undone_grant_leaves_the_clock_as_it_was(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         assert await granted(ledger, "a:1", "h", interval=60.0)
         await ledger.end([End("a:1", "undone")])
         assert await granted(ledger, "b:1", "h", interval=60.0)
         await ledger.end([End("b:1", "given back")])
         assert near(await wait_of(ledger, "c:1", "h", interval=60.0), 60.0)
 
-    async def test_undone_after_somebody_else_started_changes_nothing(
+    async def test_a_grant_undone_after_another_started_leaves_the_clock(
         self, ledger: Ledger, time: Time
     ) -> None:
         two = ScopeRequest("h", 0.0, 2)
@@ -227,7 +238,7 @@ class LedgerRules:
         await ledger.end([End("a:1", "undone"), End("b:1")])
         assert near(await wait_of(ledger, "c:1", "h", interval=9.0), 9.0)
 
-    async def test_a_block_holds_and_the_later_one_counts(self, ledger: Ledger, time: Time) -> None:
+    async def test_of_two_blocks_the_later_end_counts(self, ledger: Ledger, time: Time) -> None:
         await ledger.block([Report("h", 50.0, "429")])
         await ledger.block([Report("h", 20.0, "earlier")])
         answer = await take(ledger, "a:1", "h")
@@ -246,7 +257,7 @@ class LedgerRules:
         await ledger.block([block])
         assert near(await wait_of(ledger, "b:1", "h", interval=0.0), 60.0)
 
-    async def test_an_interval_that_an_answer_taught_holds_for_everybody(
+    async def test_an_interval_learnt_from_a_response_holds_for_all_members(
         self, ledger: Ledger, time: Time
     ) -> None:
         await ledger.block([Report("h", 0.0, "", 8.0, 100.0)])
@@ -258,7 +269,7 @@ class LedgerRules:
         await ledger.end([End("b:1")])
         assert near(await wait_of(ledger, "c:1", "h"), 1.0)
 
-    async def test_a_pause_holds_until_the_resume(self, ledger: Ledger, time: Time) -> None:
+    async def test_a_pause_lasts_until_the_resume(self, ledger: Ledger, time: Time) -> None:
         await ledger.pause(["h"])
         await time.tick(5000.0)
         answer = await take(ledger, "a:1", "h")
@@ -267,7 +278,7 @@ class LedgerRules:
         await ledger.resume(["h"])
         assert await granted(ledger, "a:1", "h")
 
-    async def test_who_asked_first_is_told_first(
+    async def test_waiting_members_are_told_in_the_order_in_which_they_asked(
         self, ledger: Ledger, time: Time, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for module in ("pacing", "fleet"):  # No ticket lapses on a slow machine.
@@ -291,7 +302,7 @@ class LedgerRules:
         assert await granted(ledger, "b:1", "h")
         assert not other.opened_for
 
-    async def test_a_ticket_lapses(self, ledger: Ledger, time: Time) -> None:
+    async def test_a_ticket_that_is_not_used_lapses(self, ledger: Ledger, time: Time) -> None:
         assert await granted(ledger, "a:1", "h")
         await ledger.end([End("a:1")])
         assert not await granted(ledger, "b:1", "h")  # and never asks again
@@ -299,7 +310,7 @@ class LedgerRules:
         await time.tick(1.0 + LAPSE + 0.02)
         assert await granted(ledger, "c:1", "h")
 
-    async def test_a_ticket_keeps_no_scope_while_another_one_is_closed(
+    async def test_a_ticket_reserves_no_scope_while_another_scope_is_closed(
         self, ledger: Ledger, time: Time
     ) -> None:
         assert await granted(ledger, "a:1", "h", interval=1.0)
@@ -330,7 +341,7 @@ class LedgerRules:
             assert near(await wait_of(ledger, "a:1", "h", interval=0.5), 2.0)
             await time.tick(2.02)
 
-    async def test_a_longer_interval_of_a_process_that_died_keeps_the_scope_until_its_moment(
+    async def test_a_longer_interval_of_a_dead_process_reserves_the_scope_until_it_is_due(
         self, ledger: Ledger, time: Time
     ) -> None:
         assert await granted(ledger, "a:1", "h", interval=0.5)
@@ -342,7 +353,7 @@ class LedgerRules:
         await time.tick(19.0 + LAPSE + 0.02)
         assert await granted(ledger, "a:2", "h", interval=0.5)
 
-    async def test_a_longer_interval_keeps_no_scope_while_another_one_is_closed(
+    async def test_a_longer_interval_reserves_no_scope_while_another_scope_is_closed(
         self, ledger: Ledger, time: Time
     ) -> None:
         await ledger.block([Report("h", 60.0, "429")])
@@ -353,7 +364,7 @@ class LedgerRules:
         await time.tick(0.52)
         assert await granted(ledger, "a:2", "group", interval=0.5)
 
-    async def test_a_contested_scope_costs_two_calls_a_grant(
+    async def test_a_contested_scope_costs_two_calls_per_grant(
         self, ledger: Ledger, time: Time
     ) -> None:
         tokens = [f"m{number}:1" for number in range(8)]
@@ -375,7 +386,9 @@ class LedgerRules:
             current = following
         assert calls == 2 * len(tokens) - 1
 
-    async def test_everybody_hears_of_blocks_and_pauses(self, ledger: Ledger, time: Time) -> None:
+    async def test_every_member_is_told_of_blocks_and_pauses(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         listener = Listener()
         await listen(ledger, "b", listener)
         assert await granted(ledger, "b:1", "warm")  # Everything is set up by now.
@@ -387,7 +400,9 @@ class LedgerRules:
         assert listener.reports[0].interval == 2.0
         assert listener.pauses == [("k", True)]
 
-    async def test_what_a_denial_tells_of_the_clock(self, ledger: Ledger, time: Time) -> None:
+    async def test_a_refused_grant_tells_the_age_and_interval_of_the_clock(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         assert await granted(ledger, "a:1", "h", interval=30.0)
         await ledger.end([End("a:1")])
         await time.tick(10.0)
@@ -398,7 +413,7 @@ class LedgerRules:
         assert 10.0 <= clock.age < 10.5
         assert clock.interval == 30.0
 
-    async def test_a_budget_holds_for_everybody_until_its_day_is_over(
+    async def test_a_budget_holds_for_all_members_until_its_day_is_over(
         self, ledger: Ledger, time: Time
     ) -> None:
         page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=2))
@@ -418,7 +433,7 @@ class LedgerRules:
         await time.tick(0.6)
         assert await granted(ledger, "c:1", page)
 
-    async def test_a_page_that_was_not_sent_does_not_count(
+    async def test_a_page_that_was_not_sent_does_not_count_for_the_budget(
         self, ledger: Ledger, time: Time
     ) -> None:
         page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=1))
@@ -429,7 +444,9 @@ class LedgerRules:
             await ledger.end([End(f"a:{number}", outcome)])  # type: ignore[arg-type]
         assert not await granted(ledger, "b:1", page)
 
-    async def test_bytes_count_when_they_are_told(self, ledger: Ledger, time: Time) -> None:
+    async def test_bytes_count_for_the_budget_once_they_are_reported(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         page = ScopeRequest("h", 0.0, 9, False, DailyBudget(bytes=1000))
         group = ScopeRequest("g", 0.0, 9)
         assert await granted(ledger, "a:1", page, group)
@@ -442,13 +459,15 @@ class LedgerRules:
         assert answer.clocks[0].bytes == 1000
         assert await granted(ledger, "a:5", ScopeRequest("g", 0.0, 9, False, DailyBudget(bytes=9)))
 
-    async def test_many_at_once_do_not_exceed_a_budget(self, ledger: Ledger, time: Time) -> None:
+    async def test_concurrent_requests_of_members_do_not_exceed_a_budget(
+        self, ledger: Ledger, time: Time
+    ) -> None:
         page = ScopeRequest("h", 0.0, 999, False, DailyBudget(pages=70))
         group = ScopeRequest("g", 0.0, 999)
         answers = await ledger.take([asks(f"a:{number}", page, group) for number in range(200)])
         assert sum(isinstance(one, Granted) for one in answers) == 70
 
-    async def test_a_spent_budget_keeps_no_scope_that_others_wait_for(
+    async def test_a_spent_budget_reserves_no_scope_that_others_wait_for(
         self, ledger: Ledger, time: Time
     ) -> None:
         page = ScopeRequest("h", 0.0, 1, False, DailyBudget(pages=1))
@@ -461,7 +480,7 @@ class LedgerRules:
         await time.tick(5.01)
         assert await granted(ledger, "c:1", group)
 
-    async def test_it_says_who_holds_what(self, ledger: Ledger, time: Time) -> None:
+    async def test_the_ledger_tells_who_holds_what(self, ledger: Ledger, time: Time) -> None:
         page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=5))
         assert await granted(ledger, "a:1", page)
         await ledger.head(["a:1"])
@@ -479,7 +498,7 @@ class LedgerRules:
         assert (g.clock.paused, g.holds) == (True, ())
         assert nothing == (ScopeClock("unknown"), (), 0)
 
-    async def test_many_in_one_call(self, ledger: Ledger, time: Time) -> None:
+    async def test_one_call_may_ask_for_many_grants(self, ledger: Ledger, time: Time) -> None:
         answers: Sequence[Granted | NotBefore] = await ledger.take(
             [asks(f"a:{number}", f"h{number % 300}") for number in range(600)]
         )

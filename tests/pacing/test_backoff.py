@@ -19,7 +19,7 @@ from gatekeeper.pacing.scopes import UNKNOWN, BackOff, RequestReport, ScopeHisto
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.effort import of_many, some_of
-from tests.pacing_support import FakeStorage
+from tests.pacing_support import FakeStorage, scopes_of
 
 HOST = "a.example"
 PACING = PacingConfig(backoff_jitter=0.0)
@@ -62,7 +62,7 @@ def test_a_single_refusal_costs_a_factor_of_two_for_an_hour() -> None:
     assert host.at(HOUR) == 0.05
 
 
-def test_each_refusal_doubles_what_is_in_force() -> None:
+def test_each_refusal_doubles_the_interval_in_force() -> None:
     host, found = Host(0.05), []
     for _ in range(5):
         host.refuse()
@@ -71,7 +71,7 @@ def test_each_refusal_doubles_what_is_in_force() -> None:
     assert host.back_off.refused == 0.8
 
 
-def test_a_host_without_an_interval_begins_at_the_floor() -> None:
+def test_a_refusal_of_a_host_without_an_interval_begins_at_the_floor() -> None:
     host = Host(0.0)
     host.refuse()
     assert host.interval == 0.2
@@ -94,7 +94,7 @@ def test_no_refusal_slows_beyond_the_longest_back_off_but_the_host_itself() -> N
     assert slow.interval == 3600.0
 
 
-def test_it_is_tried_again_after_one_two_four_hours_up_to_a_day() -> None:
+def test_the_usual_rate_is_tried_again_after_1_2_4_hours_up_to_a_day() -> None:
     host, waits = Host(1.0), []
     for _ in range(7):
         host.refuse()
@@ -105,7 +105,7 @@ def test_it_is_tried_again_after_one_two_four_hours_up_to_a_day() -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 24.0]
 
 
-def test_a_trial_that_went_well_for_as_long_as_the_wait_before_begins_the_waits_anew() -> None:
+def test_a_trial_that_lasted_as_long_as_its_wait_resets_the_waits() -> None:
     """Not earlier, since a site that counts by the hour serves the first minutes of each trial."""
     for lasts, then in ((299.0, 4 * HOUR), (2 * HOUR - 1.0, 4 * HOUR), (2 * HOUR, HOUR)):
         host = Host(1.0)
@@ -119,7 +119,7 @@ def test_a_trial_that_went_well_for_as_long_as_the_wait_before_begins_the_waits_
         assert host.back_off.wait == then
 
 
-def test_a_refusal_outside_a_trial_long_after_the_last_begins_the_waits_anew() -> None:
+def test_a_refusal_long_after_the_last_one_resets_the_waits() -> None:
     """The slower interval is refused as well, so the site's limit is not between the two."""
     for calm, then in ((1799.0, 4 * HOUR), (1801.0, HOUR)):
         host = Host(1.0)
@@ -134,7 +134,7 @@ def test_a_refusal_outside_a_trial_long_after_the_last_begins_the_waits_anew() -
         assert host.back_off.wait == then
 
 
-def test_a_site_that_refuses_everything_for_a_while_is_slowed_no_longer_than_that() -> None:
+def test_an_outage_of_a_site_does_not_slow_it_for_longer_than_it_lasted() -> None:
     """If a minute's pause does not help, the interval is not the cause."""
     host = Host(1.0)
     for _ in range(5):
@@ -150,7 +150,7 @@ def test_a_site_that_refuses_everything_for_a_while_is_slowed_no_longer_than_tha
     assert host.interval == 1.0
 
 
-def test_a_trial_halves_by_good_answers_or_by_time() -> None:
+def test_a_trial_halves_the_interval_after_good_answers_or_time() -> None:
     host = Host(1.0)
     for _ in range(4):
         host.refuse()
@@ -169,14 +169,14 @@ def test_a_trial_halves_by_good_answers_or_by_time() -> None:
     assert host.back_off.forgotten
 
 
-def test_a_long_block_is_no_good_conduct() -> None:
+def test_the_time_of_a_block_does_not_count_as_good_answers() -> None:
     host = Host(1.0)
     host.refuse(wait=3 * HOUR)
     assert host.at(3 * HOUR + 299.0) == 2.0
     assert host.at(3 * HOUR + 300.0) == 1.0
 
 
-def test_each_number_is_a_setting() -> None:
+def test_each_number_of_the_back_off_is_a_setting() -> None:
     host = Host(
         0.0,
         backoff_floor=1.0,
@@ -226,7 +226,7 @@ def said(host: Host) -> str:
     return host.back_off.describe(host.now, NOON + host.now, host.pacing)
 
 
-def test_one_line_says_how_slow_since_when_and_until_when() -> None:
+def test_the_line_of_a_slowed_host_says_how_slow_since_when_and_until_when() -> None:
     host = Host(0.05)
     host.refuse()
     expected = "twice the usual 0.05 s since a 429 at 12:03; the usual rate is tried again at 13:03"
@@ -244,7 +244,7 @@ def test_one_line_says_how_slow_since_when_and_until_when() -> None:
     assert said(host) == ""
 
 
-def test_another_day_is_named_and_a_host_without_an_interval_has_nothing_usual() -> None:
+def test_the_line_of_a_slowed_host_names_a_later_day_and_a_missing_interval() -> None:
     host = Host(0.0, backoff_retry=DAY)
     host.refuse()
     assert said(host) == (
@@ -271,7 +271,7 @@ own = st.sampled_from((0.0, 0.03, 1.0, 10.0))
 
 @settings(deadline=None, max_examples=of_many(300))
 @given(events, own, st.booleans())
-def test_an_error_never_speeds_us_up(
+def test_an_error_never_shortens_the_interval(
     told: list[tuple[int | None, float, float | None, int, bool]], usual: float, slow: bool
 ) -> None:
     pacing = PacingConfig(latency_factor=3.0 if slow else 0.0)
@@ -359,7 +359,7 @@ class Model:
 
 @settings(deadline=None, max_examples=of_many(300))
 @given(events, own)
-def test_it_is_what_a_small_model_says(
+def test_the_back_off_equals_its_model(
     told: list[tuple[int | None, float, float | None, int, bool]], usual: float
 ) -> None:
     host, model = Host(usual, backoff_max=3e8), Model(usual)
@@ -434,14 +434,16 @@ async def test_sixty_leases_after_a_429_take_twice_as_long_beside_its_block(
     assert await leases(scheduler, clock, 60, FAST) == pytest.approx(1.0 + 59 * 0.1)
 
 
-async def test_an_hour_later_the_usual_rate_is_back(make: Make, clock: VirtualClock) -> None:
+async def test_the_usual_rate_is_back_an_hour_after_a_429(make: Make, clock: VirtualClock) -> None:
     scheduler = await make()
     await refuse(scheduler, clock, FAST, retry_after=1)
     await clock.elapse(HOUR)
     assert await leases(scheduler, clock, 60, FAST) == pytest.approx(59 * 0.05, abs=0.06)
 
 
-async def test_jitter_is_no_part_of_what_was_refused(make: Make, clock: VirtualClock) -> None:
+async def test_a_refusal_doubles_the_interval_without_its_jitter(
+    make: Make, clock: VirtualClock
+) -> None:
     scheduler = await make(jitter=1.0)
     for _ in range(4):
         await refuse(scheduler, clock, FAST, retry_after=0)
@@ -450,7 +452,7 @@ async def test_jitter_is_no_part_of_what_was_refused(make: Make, clock: VirtualC
     assert view.seconds == pytest.approx(0.8)
 
 
-async def test_what_a_rate_limit_field_asks_for_is_no_part_of_what_was_refused(
+async def test_a_refusal_doubles_the_interval_without_the_rate_limit_field(
     make: Make, clock: VirtualClock
 ) -> None:
     scheduler = await make()
@@ -459,12 +461,14 @@ async def test_what_a_rate_limit_field_asks_for_is_no_part_of_what_was_refused(
     assert await leases(scheduler, clock, 11, FAST) == pytest.approx(1.0, abs=0.11)
 
 
-async def test_latency_and_refusals_slow_beside_each_other(make: Make, clock: VirtualClock) -> None:
+async def test_a_refusal_doubles_the_interval_without_the_latency_factor(
+    make: Make, clock: VirtualClock
+) -> None:
     scheduler = await make(latency_factor=10.0)
     grant = await scheduler.acquire("u", HOST, admit=lambda: FAST)
     grant.report(429, elapsed=0.2, retry_after=1)
     grant.release()
-    back_off = scheduler._memory.scopes[HOST].ensure_history().back_off
+    back_off = scopes_of(scheduler)[HOST].ensure_history().back_off
     assert back_off is not None
     assert back_off.refused == 0.05  # The latency did not apply to that request.
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
@@ -475,7 +479,7 @@ async def test_latency_and_refusals_slow_beside_each_other(make: Make, clock: Vi
 
 
 @pytest.mark.parametrize("retry_after", [None, 1.0])
-async def test_a_burst_that_was_under_way_is_one_refusal(
+async def test_refusals_of_requests_in_flight_together_count_once(
     make: Make, clock: VirtualClock, retry_after: float | None
 ) -> None:
     scheduler = await make(concurrency=8, backoff_jitter=0.0)
@@ -568,7 +572,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("crash", [True, False])
-async def test_what_was_learnt_and_when_it_is_tried_again_survive(
+async def test_the_back_off_and_its_next_trial_survive_a_restart(
     make: Make, clock: VirtualClock, crash: bool
 ) -> None:
     runs = Runs(make, clock)
@@ -584,13 +588,15 @@ async def test_what_was_learnt_and_when_it_is_tried_again_survive(
     assert await leases(scheduler, clock, 21, FAST) == pytest.approx(1.0, abs=0.25)
     await refuse(scheduler, clock, FAST, retry_after=1)
     scheduler = await runs.again(crash=crash)
-    back_off = scheduler._memory.scopes[HOST].ensure_history().back_off
+    back_off = scopes_of(scheduler)[HOST].ensure_history().back_off
     assert back_off is not None
     assert back_off.wait == 2 * HOUR  # The trial was refused immediately.
 
 
 @pytest.mark.parametrize("crash", [True, False])
-async def test_what_was_forgotten_stays_so(make: Make, clock: VirtualClock, crash: bool) -> None:
+async def test_an_ended_back_off_does_not_return_after_a_restart(
+    make: Make, clock: VirtualClock, crash: bool
+) -> None:
     runs = Runs(make, clock)
     scheduler = await runs.begin()
     for _ in range(6):
@@ -605,7 +611,7 @@ async def test_what_was_forgotten_stays_so(make: Make, clock: VirtualClock, cras
     assert await leases(scheduler, clock, 21, FAST) == pytest.approx(1.0, abs=0.1)
 
 
-async def test_what_the_version_before_had_learnt_is_kept_to_for_an_hour(
+async def test_the_back_off_stored_by_the_earlier_version_holds_for_an_hour(
     make: Make, clock: VirtualClock
 ) -> None:
     runs = Runs(make, clock)
@@ -637,7 +643,7 @@ async def test_a_lease_of_an_earlier_run_that_was_refused_is_slowed_by_its_own_i
     assert view.seconds == 2.0
 
 
-async def test_why_and_the_log_say_it_in_one_line(
+async def test_why_and_the_log_tell_a_back_off_in_one_line(
     make: Make, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="gatekeeper.pacing")

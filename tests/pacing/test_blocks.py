@@ -61,7 +61,7 @@ def test_jitter_never_shortens_a_back_off() -> None:
         assert 60.0 <= history.blocked_until <= 72.0
 
 
-def test_thirty_quiet_minutes_after_the_block_forgive() -> None:
+def test_thirty_minutes_without_an_error_after_a_block_reset_the_back_off() -> None:
     history = ScopeHistory()
     for _ in range(3):
         tell(history, 503, max(0.0, history.blocked_until))
@@ -80,7 +80,7 @@ def test_an_earlier_end_never_shortens_a_block() -> None:
     assert history.reason == "429, Retry-After 500"
 
 
-def test_half_open_until_a_success() -> None:
+def test_a_host_is_probed_after_a_block_until_a_success() -> None:
     history = ScopeHistory()
     tell(history, 503)
     tell(history, 404, 100.0)
@@ -105,13 +105,13 @@ def test_refusals_that_were_under_way_together_are_one_failure() -> None:
     assert history.blocked_until == 61.0
 
 
-def test_a_redirect_loop_of_successes_owes_nothing() -> None:
+def test_a_success_alone_leaves_nothing_to_store() -> None:
     history = ScopeHistory()
     tell(history, 200)
     assert not history.matters(0.0, PACING)
 
 
-def test_an_address_is_tired_when_two_of_its_hosts_are_turned_away() -> None:
+def test_an_address_is_blocked_when_two_of_its_hosts_refuse() -> None:
     history = ScopeHistory()
     assert not history.is_second_refused("a")
     assert not history.is_second_refused("a")

@@ -20,7 +20,7 @@ from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage import SqliteStorage
 from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.pacing.budget_rules import HOST, DailyBudgets, page, sent, spent
-from tests.pacing.turns_together import Member, VirtualTime
+from tests.pacing.leases_together import Member, VirtualTime
 from tests.pacing_support import FakeStorage
 
 Make = Callable[..., Awaitable[Scheduler]]
@@ -46,7 +46,7 @@ class CountingLedger(MemoryLedger):
         return await super().take(requests)
 
 
-async def test_a_robots_txt_of_a_spent_host_waits_for_its_interval_in_peace(
+async def test_a_robots_txt_request_of_a_spent_host_waits_without_asking_the_ledger_again(
     make: Make, clock: VirtualClock
 ) -> None:
     """Only pages are refused when the budget is spent: the ledger is not asked again at once."""
@@ -78,7 +78,7 @@ def scheduler_on(storage: object, clock: VirtualClock, **pacing: object) -> Sche
 
 
 @pytest.mark.parametrize("jump", [0.0, 3 * DAY, -3 * DAY])
-async def test_it_outlives_kill_9(clock: VirtualClock, jump: float) -> None:
+async def test_a_budget_survives_kill_9(clock: VirtualClock, jump: float) -> None:
     """No page is forgotten, even if no clock lies more than a second ahead."""
     storage = FakeStorage()
     one = scheduler_on(storage, clock, max_pages_per_day=3)
@@ -100,7 +100,9 @@ async def test_it_outlives_kill_9(clock: VirtualClock, jump: float) -> None:
     await other.close()
 
 
-async def test_it_lies_in_the_file(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_a_budget_is_stored_in_the_journal_and_in_sqlite(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
     """By the journal (nothing was flushed) and, after a clean end, by SQLite."""
     never = StorageConfig(flush_interval=3600.0)
     path = tmp_path / "state.db"
@@ -135,7 +137,7 @@ async def test_a_size_that_no_body_has_can_be_stored(clock: VirtualClock, tmp_pa
         await one.close()
 
 
-async def test_where_it_cannot_be_kept_no_page_is_granted(clock: VirtualClock) -> None:
+async def test_a_budget_that_cannot_be_stored_grants_no_page(clock: VirtualClock) -> None:
     storage = FakeStorage()
     one = scheduler_on(storage, clock, max_pages_per_day=2)
     await one.open()
@@ -150,7 +152,7 @@ async def test_where_it_cannot_be_kept_no_page_is_granted(clock: VirtualClock) -
     await one.close()
 
 
-async def test_a_host_without_a_budget_has_nothing_of_it(make: Make, clock: VirtualClock) -> None:
+async def test_a_host_without_a_budget_keeps_no_history(make: Make, clock: VirtualClock) -> None:
     one = await make(Config(host=(HostRule(match=HOST, max_pages_per_day=1),)))
     await sent(one, "b.example")
     (scope,) = [scope for scope in one.watch()[0].values() if scope.name == "b.example"]

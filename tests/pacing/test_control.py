@@ -42,7 +42,7 @@ async def test_why_names_the_source_of_what_a_report_just_slowed(scheduler: Sche
     assert said["next"].seconds == pytest.approx(3600.0)
 
 
-async def test_who_can_not_wait_for_a_slot_is_counted(scheduler: Scheduler) -> None:
+async def test_a_lease_timeout_is_counted(scheduler: Scheduler) -> None:
     grant = await scheduler.acquire("u", A, admit=lambda: RobotsInterval(0.0))
     with pytest.raises(LeaseTimeout):
         await scheduler.acquire("u", A, admit=lambda: RobotsInterval(0.0), timeout=0)
@@ -50,7 +50,7 @@ async def test_who_can_not_wait_for_a_slot_is_counted(scheduler: Scheduler) -> N
     assert scheduler.stats().timeouts == 1
 
 
-async def test_who_gets_no_turn_in_time_is_told_what_holds_the_host_up(
+async def test_a_lease_timeout_says_what_holds_the_host_up(
     scheduler: Scheduler,
 ) -> None:
     async def told() -> str:
@@ -72,7 +72,7 @@ async def test_who_gets_no_turn_in_time_is_told_what_holds_the_host_up(
     assert await told() == "the host is due in 86400 s (503, Retry-After 86400)"
 
 
-async def test_who_waits_for_no_more_than_an_interval_is_told_when_it_ends(
+async def test_a_lease_timeout_by_the_interval_says_when_the_host_is_due(
     scheduler: Scheduler,
 ) -> None:
     (await scheduler.acquire("u", A, admit=lambda: DELAY)).release()
@@ -88,7 +88,7 @@ async def test_a_block_until_no_moment_is_refused(scheduler: Scheduler) -> None:
     assert hosts_of(scheduler) == ()
 
 
-async def test_a_fleet_that_tells_what_it_knows_is_named_where_nothing_else_holds_a_host_up(
+async def test_a_lost_fleet_store_is_named_where_nothing_else_holds_the_host_up(
     scheduler: Scheduler,
 ) -> None:
     scheduler._memory.host(A)

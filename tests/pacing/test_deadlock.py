@@ -70,7 +70,7 @@ async def crossing(gate: Gatekeeper, names: list[str]) -> list[str | None]:
 
 
 @pytest.mark.parametrize("names", [["a.test", "b.test"], [f"{n}.test" for n in "abcde"]])
-async def test_a_circle_ends_by_own_wait_and_the_error_names_what_each_holds(
+async def test_tasks_that_wait_in_a_circle_end_by_own_wait_and_are_told_what_each_holds(
     net: FakeInternet, make_gate: MakeGate, names: list[str]
 ) -> None:
     async def run() -> list[str | None]:
@@ -84,7 +84,9 @@ async def test_a_circle_ends_by_own_wait_and_the_error_names_what_each_holds(
     assert net.clock.monotonic() == pytest.approx(30.0, abs=1.0)
 
 
-async def test_a_circle_needs_every_slot(net: FakeInternet, make_gate: MakeGate) -> None:
+async def test_a_circle_of_waits_needs_every_slot_of_a_host(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
     """With two slots there is a cycle only if both are held by waiting tasks."""
     hosts = [{"match": "a.test", "concurrency": 2}]
 
@@ -132,7 +134,9 @@ async def test_a_circle_needs_every_slot(net: FakeInternet, make_gate: MakeGate)
     assert [text is None for text in refused].count(False) == 1
 
 
-async def test_hosts_of_a_group_make_a_circle(net: FakeInternet, make_gate: MakeGate) -> None:
+async def test_hosts_of_a_group_make_a_circle_of_waits(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
     tables = {
         "group": [{"name": "g", "interval": 0.0, "concurrency": 1}],
         "host": [{"match": "a.test", "group": "g"}, {"match": "c.test", "group": "g"}],
@@ -161,7 +165,7 @@ async def test_hosts_of_a_group_make_a_circle(net: FakeInternet, make_gate: Make
     assert net.clock.monotonic() == pytest.approx(30.0, abs=3.0)
 
 
-async def test_all_there_may_be_in_flight_is_a_scope_too(
+async def test_max_in_flight_makes_a_circle_of_waits(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     async def run() -> list[str | None]:
@@ -186,7 +190,7 @@ async def test_all_there_may_be_in_flight_is_a_scope_too(
     assert net.clock.monotonic() == pytest.approx(30.0, abs=3.0)
 
 
-async def test_open_responses_make_a_circle(net: FakeInternet) -> None:
+async def test_open_responses_make_a_circle_of_waits(net: FakeInternet) -> None:
     for name in ("a.test", "b.test"):
         net.site(name).on("/open", Stall("half"))
     refused: list[str] = []
@@ -217,7 +221,9 @@ async def test_open_responses_make_a_circle(net: FakeInternet) -> None:
     assert net.clock.monotonic() == pytest.approx(30.0, abs=3.0)
 
 
-async def test_leases_of_a_queue_make_a_circle(net: FakeInternet, make_gate: MakeGate) -> None:
+async def test_leases_of_a_queue_make_a_circle_of_waits(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
     refused: list[str] = []
 
     async def run() -> None:
@@ -242,7 +248,7 @@ async def test_leases_of_a_queue_make_a_circle(net: FakeInternet, make_gate: Mak
     assert refused[0].count("/held") == 2
 
 
-async def test_a_get_from_a_queue_is_part_of_a_circle(
+async def test_a_get_from_a_queue_is_part_of_a_circle_of_waits(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     """One task holds a and is in `get` with only URLs of b; the other holds b and asks for a."""
@@ -362,7 +368,7 @@ async def test_a_child_in_get_whose_parent_holds_the_host_waits_for_a_while(
         assert (text, after) == ("http://a.test/queued", pytest.approx(let_go, abs=0.1))
 
 
-async def test_a_circle_with_one_who_reads_on_is_none(
+async def test_a_task_that_releases_its_lease_before_the_next_ends_the_circle(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     """A holds a and waits for b. B holds b, and asks for a only after releasing b."""
@@ -409,7 +415,7 @@ async def by_create_task(work: Any) -> None:
 
 @pytest.mark.parametrize("start", [by_wait_for, by_gather, by_task_group, by_create_task])
 @pytest.mark.parametrize("own_wait", [30.0, 7.0, 3.0])
-async def test_a_child_of_one_that_holds_the_host_is_warned_and_refused_in_the_end(
+async def test_a_child_of_a_task_that_holds_the_host_is_warned_and_then_refused(
     net: FakeInternet,
     make_gate: MakeGate,
     caplog: pytest.LogCaptureFixture,
@@ -441,7 +447,7 @@ async def test_a_child_of_one_that_holds_the_host_is_warned_and_refused_in_the_e
     assert len(warned) == (1 if own_wait > 5.0 else 0)
 
 
-async def test_a_child_of_one_that_reads_a_response_is_refused_in_the_end(
+async def test_a_child_of_a_task_that_reads_a_response_is_refused_after_own_wait(
     net: FakeInternet,
 ) -> None:
     net.site("a.test").on("/open", Stall("half")).page("/next", "x")
@@ -496,7 +502,9 @@ async def test_a_crawler_starts_tasks_for_links_while_it_reads_the_page(
     assert len([text for text in caplog.messages if "/page" in text]) == 5  # one per child
 
 
-async def test_only_one_and_the_same_lease_counts(net: FakeInternet, make_gate: MakeGate) -> None:
+async def test_own_wait_counts_only_while_the_same_lease_is_in_the_way(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
     """The parent's lease ends after 20 s; then another lease blocks, which is not a parent's."""
 
     async def run() -> float:
@@ -521,7 +529,7 @@ async def test_only_one_and_the_same_lease_counts(net: FakeInternet, make_gate: 
     assert await net.drive(run()) >= 60.0
 
 
-async def test_children_cross_the_hosts_of_their_parents(
+async def test_children_that_wait_for_the_hosts_of_each_others_parents_are_refused(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     """Like tasks of `asyncio.wait_for` before Python 3.12: neither parent waits itself."""
@@ -550,11 +558,11 @@ async def test_children_cross_the_hosts_of_their_parents(
     assert net.clock.monotonic() < 40.0
 
 
-async def test_a_stranger_is_not_refused_for_others_circle(
+async def test_a_task_outside_a_circle_of_waits_is_not_refused(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     """P's child waits for P's host a. A stranger that was started under another lease waits for a
-    as well. When P's child is refused and P continues, the stranger gets its turn."""
+    as well. When P's child is refused and P continues, the stranger gets its lease."""
     got: list[str] = []
 
     async def run() -> None:
@@ -604,11 +612,11 @@ async def test_a_cancelled_child_is_cancelled_and_not_refused(
     await net.drive(run())
 
 
-# --- robots.txt that needs the turn of a host that is held ------------------------------------
+# --- robots.txt that needs the lease of a host that is held -----------------------------------
 
 
 @pytest.fixture
-def led_away(net: FakeInternet) -> FakeInternet:
+def redirected_file(net: FakeInternet) -> FakeInternet:
     """The robots.txt of c.test redirects to a.test."""
     net.site("c.test").on("/robots.txt", redirect("http://a.test/for-c"))
     net.site("a.test").page("/for-c", "User-agent: *\nDisallow: /no\n")
@@ -622,10 +630,10 @@ def is_own_lease(decision: Any, *urls: str) -> None:
         assert url in (decision.note or "")
 
 
-async def test_a_file_that_is_redirected_to_a_host_of_the_askers_is_own_lease(
-    led_away: FakeInternet, make_gate: MakeGate
+async def test_a_file_redirected_to_a_host_the_asker_holds_defers_with_own_lease(
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
-    net = led_away
+    net = redirected_file
 
     async def run() -> None:
         async with make_gate() as gate:
@@ -651,10 +659,10 @@ async def test_a_file_that_is_redirected_to_a_host_of_the_askers_is_own_lease(
     assert net.clock.monotonic() < 5.0
 
 
-async def test_who_holds_nothing_waits_on_for_that_file(
-    led_away: FakeInternet, make_gate: MakeGate
+async def test_a_task_without_a_lease_waits_for_a_file_redirected_to_a_held_host(
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
-    net = led_away
+    net = redirected_file
 
     async def run() -> None:
         async with make_gate() as gate:
@@ -671,10 +679,10 @@ async def test_who_holds_nothing_waits_on_for_that_file(
     await net.drive(run())
 
 
-async def test_a_child_that_asks_for_that_file_is_told_in_the_end(
-    led_away: FakeInternet, make_gate: MakeGate
+async def test_a_child_that_waits_for_a_file_redirected_to_a_held_host_is_refused(
+    redirected_file: FakeInternet, make_gate: MakeGate
 ) -> None:
-    net = led_away
+    net = redirected_file
 
     async def run() -> float:
         async with make_gate() as gate, gate.lease("http://a.test/x"):
@@ -686,9 +694,11 @@ async def test_a_child_that_asks_for_that_file_is_told_in_the_end(
     assert await net.drive(run()) == pytest.approx(30.0, abs=0.1)
 
 
-async def test_a_circle_through_a_robots_txt(led_away: FakeInternet, make_gate: MakeGate) -> None:
+async def test_a_circle_of_waits_through_a_robots_txt_ends(
+    redirected_file: FakeInternet, make_gate: MakeGate
+) -> None:
     """A holds b and asks about c, whose file redirects to a; B holds a and waits for b."""
-    net = led_away
+    net = redirected_file
 
     async def run() -> None:
         async with make_gate() as gate:
@@ -739,7 +749,7 @@ class Somebody:
     others=st.integers(0, 3),
     they_wait=st.booleans(),
 )
-async def test_refused_at_once_is_who_holds_every_slot_itself_and_nobody_else(
+async def test_only_a_task_that_holds_every_slot_itself_is_refused_at_once(
     slots: int, own: int, others: int, they_wait: bool
 ) -> None:
     def needs(host: str, _near: tuple[str, ...]) -> list[Need]:
@@ -786,7 +796,7 @@ async def test_a_long_download_of_another_task_refuses_nobody(
     assert await net.drive(run()) >= 300.0
 
 
-async def test_a_great_many_children_of_one_cost_the_same_each(
+async def test_the_cost_of_a_waiting_child_does_not_grow_with_their_number(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
     """The work per child, counted instead of timed, does not grow with their number."""

@@ -47,7 +47,7 @@ def test_a_scope_is_due_by_clock_slots_and_heads(
     assert scope.due_at(events=False) == 10.0 + interval
 
 
-def test_a_block_and_a_pause_put_it_off() -> None:
+def test_a_block_and_a_pause_delay_a_scope() -> None:
     scope = Scope("a.example", ScopeSettings(limit=3))
     scope.basis, scope.interval = 10.0, 0.0
     scope.ensure_history().block(50.0, "503")
@@ -62,7 +62,7 @@ def test_a_block_and_a_pause_put_it_off() -> None:
 
 @settings(max_examples=400)
 @given(scope=SCOPES)
-def test_every_wait_for_a_scope_has_a_reason_that_lasts_as_long(scope: Scope) -> None:
+def test_every_wait_for_a_scope_has_a_reason_with_the_same_end(scope: Scope) -> None:
     scope.unheaded = min(scope.unheaded, scope.in_flight)
     reasons = clock_holdups(scope, NOW)
     events = {one.kind for one in reasons if one.until == INF}

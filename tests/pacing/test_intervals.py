@@ -41,20 +41,20 @@ PACING = PacingConfig(latency_factor=5.0, latency_cap=20.0, latency_floor=0.2)
         (RobotsInterval(float("nan"), "x"), ScopeSettings(), 1.0),
     ],
 )
-def test_the_largest_voice_wins(
+def test_the_longest_interval_of_all_sources_holds(
     wish: RobotsInterval, settings: ScopeSettings, seconds: float
 ) -> None:
     assert interval_for(wish, settings).seconds == seconds
 
 
-def test_a_cap_is_explicit_and_flagged() -> None:
+def test_a_capped_interval_says_so() -> None:
     found = interval_for(RobotsInterval(7200.0, "crawl-delay 7200 s"), ScopeSettings(cap=3600.0))
     assert found.seconds == 3600.0
     assert found.clamped
     assert found.source == "crawl-delay 7200 s, capped at 3600 s"
 
 
-def test_every_part_cites_its_source() -> None:
+def test_every_part_of_an_interval_names_its_source() -> None:
     found = interval_for(RobotsInterval(10.0, TEXT), ScopeSettings(floor=2.0))
     assert found.parts == ((10.0, TEXT), (2.0, "pacing.min_interval 2 s"))
     assert found.source == TEXT
@@ -101,7 +101,7 @@ def test_only_a_success_may_lower_the_latency() -> None:
     assert seconds(seen(slow, RequestReport(500, 4.0))) > 10.0
 
 
-def test_errors_in_a_row_slow_and_one_success_forgives() -> None:
+def test_errors_in_a_row_slow_a_host_and_one_success_resets_them() -> None:
     errors = [RequestReport(500)] * 5
     assert seconds(seen(*errors)) == 4.0
     assert seconds(seen(*errors[:2])) == 0.0
@@ -115,7 +115,7 @@ def lost(*urls: int) -> list[RequestReport]:
     return [RequestReport(None, 1.0, url_hash=url) for url in urls]
 
 
-def test_a_page_that_failed_before_its_host_answered_is_not_held_against_the_host() -> None:
+def test_a_page_that_keeps_failing_while_its_host_answers_does_not_slow_it() -> None:
     pages = lost(1, 2, 3)
     for answer in (OK, RequestReport(200, url_hash=4), RequestReport(404, url_hash=4)):
         before = seen(*pages, answer)
@@ -142,7 +142,7 @@ def test_a_host_that_stopped_answering_backs_off_whatever_is_requested(
     assert seen(*answers, *lost(*urls)).error_pause() >= 60.0
 
 
-def test_an_answer_says_for_half_an_hour_that_the_page_is_the_cause() -> None:
+def test_for_half_an_hour_after_an_answer_a_failing_page_does_not_slow_its_host() -> None:
     history = seen(*lost(1), OK)
     for now, errors in ((1799.0, 0), (1801.0, 1), (1802.0, 2), (1803.0, 3)):
         assert history.matters(now, PACING) is (now < 1800.0 or errors > 1)

@@ -29,8 +29,8 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.memory_ledger import MemoryLedger
 from gatekeeper.testing.simulation import Account, Judge
+from tests.pacing.leases_together import LeasesTogether, Member, VirtualTime
 from tests.pacing.ledger_rules import LedgerRules
-from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime
 from tests.pacing_support import due_at
 
 HOSTS = ("a.example", "b.example", "c.example")
@@ -48,7 +48,7 @@ class TestMemoryLedger(LedgerRules):
         return VirtualTime(clock)
 
 
-class TestTurnsTogether(TurnsTogether):
+class TestLeasesTogether(LeasesTogether):
     """Several schedulers over one ledger in memory."""
 
     @pytest.fixture
@@ -60,7 +60,7 @@ class TestTurnsTogether(TurnsTogether):
         return partial(make, ledger=MemoryLedger(clock))
 
 
-def test_records_that_say_nothing_are_forgotten(clock: VirtualClock) -> None:
+def test_records_of_scopes_that_are_free_are_dropped(clock: VirtualClock) -> None:
     ledger = MemoryLedger(clock)
     for number in range(5000):
         token = f"a:{number}"
@@ -183,7 +183,9 @@ async def crawl_with(
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_the_scheduler_stays_right_over_a_bad_wire(clock: VirtualClock, seed: int) -> None:
+async def test_the_scheduler_keeps_intervals_over_an_unreliable_connection(
+    clock: VirtualClock, seed: int
+) -> None:
     ledger = FarLedger(clock, seed)
     scheduler = Scheduler(CONFIG, clock=clock, rng=random.Random(seed), ledger=ledger)
     await scheduler.open()
@@ -266,7 +268,7 @@ async def start(scheduler: Scheduler, host: str = HOSTS[0], interval: float = 1.
     return await scheduler.acquire("u", host, admit=lambda: RobotsInterval(interval, "x"))
 
 
-async def test_a_far_ledger_is_asked_once_where_its_clock_began_later(
+async def test_a_remote_ledger_is_asked_once_though_its_clock_began_later(
     clock: VirtualClock, make: Make
 ) -> None:
     """The ledger learns of a head with a delay. A member that asks by its own clock, which started
@@ -348,7 +350,7 @@ class StrictLedger(FarLedger):
         return [moment for moment, name, _ in self.left if name == kind]
 
 
-async def test_nothing_waits_for_the_answer_of_another_flight(
+async def test_no_call_waits_for_the_answer_of_another_flight(
     clock: VirtualClock, make: Make
 ) -> None:
     """Questions, heads and ends are sent as they come up, or shortly after the previous call."""
@@ -396,7 +398,7 @@ async def test_flights_are_bounded_and_a_few_milliseconds_apart(
     await clock.elapse(1.0)
 
 
-async def test_a_near_ledger_works_on_one_half_while_the_answers_to_the_other_are_handled(
+async def test_a_near_ledger_is_asked_for_one_half_while_the_other_half_is_handled(
     clock: VirtualClock, make: Make
 ) -> None:
     """Otherwise the ledger would be idle while this process handles answers, and vice versa."""
@@ -433,7 +435,7 @@ async def test_an_end_in_the_same_flight_implies_the_head(clock: VirtualClock, m
     assert due_at(scheduler, HOSTS[0]) == pytest.approx(clock.monotonic() - 0.3 + 1.0)
 
 
-async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(
+async def test_a_waiter_cancelled_while_its_call_is_in_flight_ends_the_grant(
     clock: VirtualClock, make: Make
 ) -> None:
     """An end that overtook the question would leave a hold or ticket without an owner."""
@@ -456,7 +458,9 @@ async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(
         assert not view.waiting
 
 
-async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, make: Make) -> None:
+async def test_hosts_that_no_other_member_uses_start_one_way_late(
+    clock: VirtualClock, make: Make
+) -> None:
     """Their clocks in the ledger start when it learns of the head, and the question arrives just
     when they are due, so only the answer is late."""
     ledger = StrictLedger(clock)
@@ -488,7 +492,7 @@ async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, mak
     assert ledger.asked < 1.05 * 360
 
 
-async def test_who_leaves_gives_the_ledger_back_what_it_had(
+async def test_a_cancelled_waiter_returns_its_grant_to_the_ledger(
     clock: VirtualClock, make: Make
 ) -> None:
     """After a waiter is cancelled while its answer is in flight, the next waits no interval."""
@@ -505,9 +509,7 @@ async def test_who_leaves_gives_the_ledger_back_what_it_had(
     await clock.elapse(2.0)
 
 
-async def test_a_ledger_that_says_it_is_lost_refuses_who_waits(
-    clock: VirtualClock, make: Make
-) -> None:
+async def test_a_lost_ledger_refuses_every_waiter(clock: VirtualClock, make: Make) -> None:
     from gatekeeper.errors import LedgerLost
 
     ledger = FarLedger(clock, 1, failing=1.0)

@@ -2,7 +2,7 @@
 
 The events are cancellations, reports, blocks, pauses, expired policies, wall-clock jumps, crashes
 and restarts. A judge that knows only the sites' side counts violations, and at the end every
-remaining waiter must get a turn.
+remaining waiter must get a lease.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Politeness(RuleBasedStateMachine):
         self.wishes = dict.fromkeys(HOSTS, RobotsInterval())
         self.stale = dict.fromkeys(HOSTS, False)
         self.asking = dict.fromkeys(HOSTS, 0)
-        """Robots requests that wait for a turn."""
+        """Robots requests that wait for a lease."""
         self.accounts = {host: Account(1.0) for host in HOSTS}
         self.accounts["a.example"].limit = 2
         self.accounts["d.example"] = Account(0.0, 2)
@@ -200,7 +200,7 @@ class Politeness(RuleBasedStateMachine):
 
     @rule(host=hosts, seconds=delays)
     def new_text(self, host: str, seconds: float | None) -> None:
-        self.settle()  # The new text does not apply to turns already granted.
+        self.settle()  # The new text does not apply to leases already granted.
         self.wishes[host] = RobotsInterval(seconds, f"crawl-delay {seconds}")
         default = 0.0 if host == "d.example" else 1.0
         self.accounts[host].interval = default if seconds is None else seconds
@@ -330,7 +330,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_crawl_with_every_accident_breaks_nothing(seed: int) -> None:
+def test_a_long_random_crawl_violates_no_interval(seed: int) -> None:
     rng = random.Random(seed)
     machine = Politeness()
     try:

@@ -27,7 +27,7 @@ async def turned_away(scheduler: Scheduler, host: str) -> None:
 
 
 async def refused(scheduler: Scheduler, host: str = VICTIM) -> str:
-    """Return why the host grants no turn now; empty if it does."""
+    """Return why the host grants no lease now; empty if it does."""
     try:
         grant = await scheduler.acquire("u", host, admit=RobotsInterval, timeout=0)
     except LeaseTimeout as error:
@@ -72,14 +72,14 @@ async def test_a_spilled_block_holds_whoever_touches_the_host(full: Scheduler, r
 
 
 @pytest.mark.parametrize("road", ["pause", "override", "block"])
-async def test_what_is_kept_of_a_spilled_host_is_not_written_over(
+async def test_the_stored_record_of_a_spilled_host_is_not_overwritten(
     full: Scheduler, storage: FakeStorage, clock: VirtualClock, road: str
 ) -> None:
     ROADS[road](full)
     assert storage.durable[VICTIM].blocked_until == clock.wall() + 3600.0
 
 
-async def test_a_spilled_host_is_explained(full: Scheduler, clock: VirtualClock) -> None:
+async def test_why_explains_a_spilled_host(full: Scheduler, clock: VirtualClock) -> None:
     assert full.blocked(VICTIM) == (clock.wall() + 3600.0, "429, Retry-After 3600")
     assert "429, Retry-After 3600" in {view.source for view in full.why(VICTIM)}
 
@@ -88,13 +88,13 @@ async def test_a_spilled_host_is_due_when_it_was(full: Scheduler, clock: Virtual
     assert due_at(full, VICTIM) == clock.monotonic() + 3600.0
 
 
-async def test_looking_holds_no_more_hosts_than_there_may_be(full: Scheduler) -> None:
+async def test_why_does_not_load_more_hosts_than_max_hosts(full: Scheduler) -> None:
     for number in range(6):
         full.why(f"h{number}.example")
     assert full.stats().scopes <= 4
 
 
-async def test_looking_begins_nothing(full: Scheduler) -> None:
+async def test_why_of_an_unknown_host_creates_no_record(full: Scheduler) -> None:
     before = hosts_of(full)
     assert full.why("never.seen.example") == ()
     assert set(hosts_of(full)) <= set(before)
@@ -122,7 +122,7 @@ async def test_a_jump_of_the_wall_clock_moves_no_spilled_block(
 
 
 @pytest.mark.parametrize("days", [-1, 1])
-async def test_what_is_spilled_right_after_a_jump_comes_back_as_it_was(
+async def test_a_host_spilled_right_after_a_clock_jump_comes_back_unchanged(
     full: Scheduler, clock: VirtualClock, days: int
 ) -> None:
     clock.jump_wall(days * 86_400.0)
@@ -148,7 +148,7 @@ async def test_a_shared_clock_that_was_spilled_comes_back(make: Make, storage: F
     assert due_at(scheduler, known) > scheduler._clock.monotonic() + 500.0
 
 
-async def test_a_storage_that_can_not_be_read_gives_no_turn(
+async def test_a_storage_that_can_not_be_read_grants_no_lease(
     full: Scheduler, storage: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(_scope: str) -> None:
@@ -186,7 +186,7 @@ async def test_idle_hosts_are_forgotten_when_there_are_too_many(
     assert stats.spilled == 0
 
 
-async def test_hosts_that_are_owed_something_are_spilled_and_come_back(
+async def test_hosts_with_a_running_clock_are_spilled_and_come_back(
     make: Make, storage: FakeStorage
 ) -> None:
     scheduler = await make(storage=storage, max_hosts=100)
@@ -200,7 +200,7 @@ async def test_hosts_that_are_owed_something_are_spilled_and_come_back(
     assert "due in 1000 s" in await refused(scheduler, "h0.example")
 
 
-async def test_without_storage_nobody_owed_is_forgotten(make: Make) -> None:
+async def test_without_storage_no_blocked_host_is_forgotten(make: Make) -> None:
     scheduler = await make(max_hosts=10)
     for number in range(10):
         await turned_away(scheduler, f"h{number}")
@@ -248,7 +248,7 @@ async def test_a_queue_holds_no_more_hosts_than_there_may_be(
         await crawl.stop()
 
 
-async def test_a_ledger_that_forgot_is_told_that_there_are_more(
+async def test_a_fleet_is_told_that_more_clocks_lie_in_the_storage(
     full: Scheduler, clock: VirtualClock
 ) -> None:
     told = [one.scope for one in full._memory.clocks(clock.monotonic())]

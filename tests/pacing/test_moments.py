@@ -28,7 +28,7 @@ def _ready(queues: Queues) -> list[str]:
     return [queue.scope.name for queue in queues.ready]
 
 
-def test_in_the_order_of_their_moments_and_who_was_first_at_one_moment(queues: Queues) -> None:
+def test_scopes_fall_due_in_order_of_time_and_then_of_arrival(queues: Queues) -> None:
     for name, due in (("c", 3.0), ("a", 1.0), ("d", 3.0), ("b", 2.0), ("e", 3.0), ("f", 4.0)):
         _waited_for(queues, name, due)
     assert queues.next_due() == 1.0
@@ -39,20 +39,20 @@ def test_in_the_order_of_their_moments_and_who_was_first_at_one_moment(queues: Q
     assert "f" not in _ready(queues)
 
 
-def test_what_fell_due_unnoticed_goes_before_what_becomes_ready_now(queues: Queues) -> None:
+def test_a_scope_that_fell_due_earlier_is_ready_before_one_due_now(queues: Queues) -> None:
     _waited_for(queues, "late", 1.0)
     _waited_for(queues, "now", 0.0, now=5.0)
     assert _ready(queues) == ["late", "now"]
 
 
-def test_one_that_fell_due_unnoticed_is_ready_once(queues: Queues) -> None:
+def test_a_scope_that_fell_due_unnoticed_is_ready_once(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
     queues.reposition(scope, 5.0)
     queues.fall_due(5.0)
     assert _ready(queues) == ["a"]
 
 
-def test_one_that_comes_back_to_a_moment_falls_due_once(queues: Queues) -> None:
+def test_a_scope_set_to_the_same_time_twice_falls_due_once(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
     for due in (2.0, 1.0, 3.0, 1.0):
         scope.interval = due
@@ -62,7 +62,7 @@ def test_one_that_comes_back_to_a_moment_falls_due_once(queues: Queues) -> None:
     assert queues.next_due() == INF
 
 
-def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
+def test_outdated_entries_are_removed(queues: Queues) -> None:
     scopes = [_waited_for(queues, f"h{number}", 1.0 + number % 50) for number in range(500)]
     for step in range(40):
         for scope in scopes:
@@ -79,7 +79,7 @@ def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
     assert due == sorted(due)
 
 
-def test_a_queue_that_waits_for_an_event_has_no_moment(queues: Queues) -> None:
+def test_a_queue_that_waits_for_an_event_has_no_due_time(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
     scope.ensure_history().paused = True
     queues.reposition(scope, 0.0)

@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 class Runs:
-    """Successive schedulers over the same storage, and how long a turn takes."""
+    """Successive schedulers over the same storage, and how long a lease takes."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
@@ -42,7 +42,7 @@ class Runs:
         wish = RobotsInterval(seconds, "crawl-delay")
         return await self.scheduler.acquire("u", host, admit=lambda: wish)
 
-    async def wait_for_turn(self, seconds: float | None = 10.0, host: str = HOST) -> float:
+    async def wait_for_lease(self, seconds: float | None = 10.0, host: str = HOST) -> float:
         begun = self.clock.monotonic()
         grant: list[Grant] = []
 
@@ -78,30 +78,32 @@ AGAIN: list[Again] = [Runs.crash, Runs.restart]
 
 
 @pytest.mark.parametrize("again", AGAIN, ids=["crash", "restart"])
-async def test_a_clock_goes_on_where_it_was(runs: Runs, again: Again) -> None:
+async def test_an_interval_holds_across_a_restart(runs: Runs, again: Again) -> None:
     await runs.start()
     grant = await runs.take(10.0)
     grant.report(200)
     grant.release()
     await again(runs, 4.0)
-    assert await runs.wait_for_turn(10.0) == pytest.approx(6.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(6.0)
     await runs.scheduler.close()
 
 
-async def test_a_text_that_asks_for_more_now_counts_from_the_same_request(runs: Runs) -> None:
+async def test_a_longer_crawl_delay_after_a_restart_counts_from_the_last_request(
+    runs: Runs,
+) -> None:
     await runs.start()
     grant = await runs.take(10.0)
     grant.release()
     await runs.crash(4.0)
-    assert await runs.wait_for_turn(30.0) == pytest.approx(26.0)
+    assert await runs.wait_for_lease(30.0) == pytest.approx(26.0)
     await runs.scheduler.close()
 
 
-async def test_it_does_so_where_no_clock_ran_before_a_clean_restart(runs: Runs) -> None:
+async def test_a_longer_crawl_delay_after_a_restart_holds_where_no_clock_ran(runs: Runs) -> None:
     await runs.start()
     (await runs.take(0.0)).release()
     await runs.restart(4.0)
-    assert await runs.wait_for_turn(30.0) == pytest.approx(26.0)
+    assert await runs.wait_for_lease(30.0) == pytest.approx(26.0)
     await runs.scheduler.close()
 
 
@@ -109,7 +111,7 @@ async def test_a_lease_open_at_a_crash_counts_as_just_used(runs: Runs) -> None:
     await runs.start()
     await runs.take(10.0)
     await runs.crash(25.0)  # The request may have been sent just before.
-    assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(10.0)
     await runs.scheduler.close()
 
 
@@ -121,7 +123,7 @@ async def test_a_stored_clock_without_its_interval_holds_whatever_robots_txt_ask
     await runs.start()
     for wish in (UNKNOWN, RobotsInterval(2.0, "crawl-delay")):  # It was unreachable at first.
         runs.scheduler.robots_read(HOST, lambda wish=wish: wish)  # type: ignore[misc]
-    assert await runs.wait_for_turn(2.0) == pytest.approx(20.0)
+    assert await runs.wait_for_lease(2.0) == pytest.approx(20.0)
     await runs.scheduler.close()
 
 
@@ -131,11 +133,13 @@ async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs
     grant.release()
     assert HOST not in runs.storage.durable
     await runs.crash()
-    assert await runs.wait_for_turn(0.8) >= 0.8
+    assert await runs.wait_for_lease(0.8) >= 0.8
     await runs.scheduler.close()
 
 
-async def test_they_do_so_where_an_earlier_longer_clock_was_kept(runs: Runs) -> None:
+async def test_clocks_too_short_to_be_kept_count_as_just_used_beside_an_older_record(
+    runs: Runs,
+) -> None:
     """Once a cause of slowing is over, the host's clock is short again, and its record is old."""
     await runs.start()
     grant = await runs.take(0.5)
@@ -144,7 +148,7 @@ async def test_they_do_so_where_an_earlier_longer_clock_was_kept(runs: Runs) -> 
     await runs.clock.elapse(100.0)
     (await runs.take(0.5)).release()
     await runs.crash()
-    assert await runs.wait_for_turn(0.5) == pytest.approx(1.0)
+    assert await runs.wait_for_lease(0.5) == pytest.approx(1.0)
 
 
 async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs: Runs) -> None:
@@ -152,15 +156,15 @@ async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs:
     (await runs.take(1.0)).release()
     await runs.crash()
     await runs.restart()
-    assert await runs.wait_for_turn(1.0) >= 1.0
+    assert await runs.wait_for_lease(1.0) >= 1.0
     await runs.scheduler.close()
 
 
-async def test_a_clean_restart_delays_nobody_else(runs: Runs) -> None:
+async def test_a_clean_restart_does_not_delay_an_unknown_host(runs: Runs) -> None:
     await runs.start()
     (await runs.take(10.0)).release()
     await runs.restart()
-    assert await runs.wait_for_turn(10.0, "never.seen.example") == 0.0
+    assert await runs.wait_for_lease(10.0, "never.seen.example") == 0.0
     await runs.scheduler.close()
 
 
@@ -174,7 +178,7 @@ async def test_a_block_and_its_reason_survive(runs: Runs, again: Again) -> None:
     blocked = runs.scheduler.blocked(HOST)
     assert blocked is not None
     assert blocked[1] == "429, Retry-After 600"
-    assert await runs.wait_for_turn(1.0) == pytest.approx(500.0)
+    assert await runs.wait_for_lease(1.0) == pytest.approx(500.0)
     await runs.scheduler.close()
 
 
@@ -203,7 +207,7 @@ async def test_the_safe_rate_survives(runs: Runs) -> None:
     grant = await runs.take(2.0)
     grant.report(200)
     grant.release()
-    assert await runs.wait_for_turn(2.0) == pytest.approx(4.0)
+    assert await runs.wait_for_lease(2.0) == pytest.approx(4.0)
     await runs.scheduler.close()
 
 
@@ -226,9 +230,7 @@ async def _learn(runs: Runs, report: Learn) -> None:
 
 @pytest.mark.parametrize("what", LEARNT)
 @pytest.mark.parametrize("crash", [True, False])
-async def test_what_slowed_a_host_slows_it_in_the_next_run(
-    runs: Runs, what: str, crash: bool
-) -> None:
+async def test_a_slowed_host_is_slowed_in_the_next_run(runs: Runs, what: str, crash: bool) -> None:
     report, seconds = LEARNT[what]
     await _learn(runs, report)
     if crash:
@@ -236,12 +238,12 @@ async def test_what_slowed_a_host_slows_it_in_the_next_run(
     else:
         await runs.scheduler.close()
         await runs.start(latency_factor=10.0)
-    assert await runs.wait_for_turn(None) == pytest.approx(seconds)
+    assert await runs.wait_for_lease(None) == pytest.approx(seconds)
     await runs.scheduler.close()
 
 
 @pytest.mark.parametrize("what", ["errors", "latency"])
-async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
+async def test_a_slowed_host_is_slowed_until_a_shorter_interval_is_learnt(
     runs: Runs, what: str
 ) -> None:
     report, seconds = LEARNT[what]
@@ -249,11 +251,11 @@ async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
     await runs.crash(4000.0, latency_factor=10.0)
     await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(seconds)
+    assert await runs.wait_for_lease(None) == pytest.approx(seconds)
     await runs.scheduler.close()
 
 
-async def test_a_rate_that_was_said_holds_until_its_end(runs: Runs) -> None:
+async def test_a_rate_limit_of_a_response_holds_until_its_end_across_a_restart(runs: Runs) -> None:
     await runs.start()
     grant = await runs.take(None)
     grant.report(200, rate_limit='"d";r=10;t=600')
@@ -261,14 +263,14 @@ async def test_a_rate_that_was_said_holds_until_its_end(runs: Runs) -> None:
     await runs.crash(100.0)
     await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(60.0)
+    assert await runs.wait_for_lease(None) == pytest.approx(60.0)
     await runs.clock.elapse(600.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(1.0)
+    assert await runs.wait_for_lease(None) == pytest.approx(1.0)
     await runs.scheduler.close()
 
 
-async def test_errors_that_a_success_ended_do_not_come_back_after_a_crash(runs: Runs) -> None:
+async def test_errors_reset_by_a_success_do_not_return_after_a_crash(runs: Runs) -> None:
     await _learn(runs, LEARNT["errors"][0])
     await runs.clock.elapse(10.0)
     grant = await runs.take(None)
@@ -277,7 +279,7 @@ async def test_errors_that_a_success_ended_do_not_come_back_after_a_crash(runs: 
     await runs.crash(100.0)
     await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
-    assert await runs.wait_for_turn(None) == pytest.approx(1.0)
+    assert await runs.wait_for_lease(None) == pytest.approx(1.0)
     await runs.scheduler.close()
 
 
@@ -298,7 +300,7 @@ async def test_a_jump_of_the_wall_clock_breaks_no_block(runs: Runs, days: int) -
     runs.clock.jump_wall(days * DAY)
     await runs.clock.elapse(40.0)
     await runs.crash(60.0)
-    assert await runs.wait_for_turn(1.0) == pytest.approx(500.0, abs=0.1)
+    assert await runs.wait_for_lease(1.0) == pytest.approx(500.0, abs=0.1)
     await runs.scheduler.close()
 
 
@@ -308,17 +310,17 @@ async def test_a_jump_of_the_wall_clock_moves_no_clock(runs: Runs, days: int) ->
     (await runs.take(10.0)).release()
     await runs.clock.elapse(2.0)
     runs.clock.jump_wall(days * DAY)
-    assert await runs.wait_for_turn(10.0) == pytest.approx(8.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(8.0)
     await runs.scheduler.close()
 
 
-async def test_a_clock_that_lies_a_day_ahead_by_a_jump_is_not_believed(runs: Runs) -> None:
+async def test_a_stored_clock_a_day_ahead_after_a_jump_is_ignored(runs: Runs) -> None:
     await runs.start()
     (await runs.take(10.0)).release()
     await runs.scheduler.close()
     runs.clock.jump_wall(-DAY)
     await runs.start()
-    assert await runs.wait_for_turn(10.0) <= 10.0
+    assert await runs.wait_for_lease(10.0) <= 10.0
     await runs.scheduler.close()
 
 
@@ -350,12 +352,12 @@ async def test_a_wall_clock_set_while_down_changes_nothing(
     now = runs.clock.monotonic()
     due = {name: due_at(runs.scheduler, f"{name}.example") - now for name in ("blocked", "closed")}
     assert due == pytest.approx({"blocked": 596.0, "closed": 296.0})
-    assert await runs.wait_for_turn(20.0) == pytest.approx(16.0)
+    assert await runs.wait_for_lease(20.0) == pytest.approx(16.0)
     await runs.scheduler.close()
 
 
 @pytest.mark.parametrize("jump", [-DAY, DAY])
-async def test_what_stands_in_the_storage_was_said_anew_after_a_jump(
+async def test_stored_times_are_written_again_after_a_jump_of_the_wall_clock(
     runs: Runs, jump: float
 ) -> None:
     """The wall clock decides which records are old, and what holds after a reboot."""
@@ -374,9 +376,7 @@ async def test_what_stands_in_the_storage_was_said_anew_after_a_jump(
 
 
 @pytest.mark.parametrize("set_by", [0.0, -2.0, -60.0, -DAY, -400 * DAY])
-async def test_after_a_start_of_the_machine_no_block_outlasts_its_own_length(
-    runs: Runs, set_by: float
-) -> None:
+async def test_after_a_reboot_no_block_outlasts_its_own_length(runs: Runs, set_by: float) -> None:
     await runs.start()
     grant = await runs.take(5.0)
     grant.report(429, retry_after=600.0)
@@ -391,7 +391,7 @@ async def test_after_a_start_of_the_machine_no_block_outlasts_its_own_length(
     await runs.scheduler.close()
 
 
-async def test_after_a_start_of_the_machine_the_wall_clock_says_how_long_ago_it_was(
+async def test_after_a_reboot_the_wall_clock_decides_the_age_of_a_clock(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     await runs.start()
@@ -400,12 +400,12 @@ async def test_after_a_start_of_the_machine_the_wall_clock_says_how_long_ago_it_
     await runs.clock.elapse(30.0)
     runs.clock.reboot()
     await runs.start()
-    assert await runs.wait_for_turn(100.0) == pytest.approx(70.0)
+    assert await runs.wait_for_lease(100.0) == pytest.approx(70.0)
     assert "the wall clock was set" not in caplog.text
     await runs.scheduler.close()
 
 
-async def test_a_jump_is_told_once_while_it_runs(
+async def test_a_jump_of_the_wall_clock_is_logged_once(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     await runs.start()
@@ -416,18 +416,18 @@ async def test_a_jump_is_told_once_while_it_runs(
     await runs.scheduler.close()
 
 
-async def test_a_turn_open_at_a_crash_is_waited_for_once_however_the_wall_clock_jumps(
+async def test_a_lease_open_at_a_crash_is_waited_for_once_however_the_wall_clock_jumps(
     runs: Runs,
 ) -> None:
     await runs.start()
     await runs.take(10.0)
     runs.clock.jump_wall(-DAY)
     await runs.crash()
-    assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
+    assert await runs.wait_for_lease(10.0) == pytest.approx(10.0)
     await runs.scheduler.close()
 
 
-async def test_what_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
+async def test_a_lease_that_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
     await runs.start()
     runs.storage.fails = True
     for _ in range(3):
@@ -436,7 +436,7 @@ async def test_what_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
     stats = runs.scheduler.stats()
     assert (stats.in_flight, stats.granted) == (0, 0)
     runs.storage.fails = False
-    assert await runs.wait_for_turn(10.0) == 0.0, "nothing was sent: no clock runs"
+    assert await runs.wait_for_lease(10.0) == 0.0, "nothing was sent: no clock runs"
     await runs.scheduler.close()
 
 
@@ -468,11 +468,11 @@ async def test_nothing_is_granted_before_the_next_run_would_know_of_a_crash(runs
     runs.storage.fails = False
     (await runs.take(0.5)).release()
     await runs.crash()
-    assert await runs.wait_for_turn(0.5) >= 0.5
+    assert await runs.wait_for_lease(0.5) >= 0.5
     await runs.scheduler.close()
 
 
-async def test_who_waits_is_refused_at_the_turn_that_can_not_be_kept(runs: Runs) -> None:
+async def test_a_waiter_is_refused_when_its_grant_can_not_be_stored(runs: Runs) -> None:
     await runs.start()
     (await runs.take(10.0)).release()
     waiting = [asyncio.create_task(runs.take(10.0)) for _ in range(3)]
@@ -481,11 +481,11 @@ async def test_who_waits_is_refused_at_the_turn_that_can_not_be_kept(runs: Runs)
     await runs.clock.elapse(6.0)
     assert all(isinstance(task.exception(), StorageError) for task in waiting)
     runs.storage.fails = False
-    assert await runs.wait_for_turn(10.0) == 0.0
+    assert await runs.wait_for_lease(10.0) == 0.0
     await runs.scheduler.close()
 
 
-async def test_a_promise_precedes_the_grant(runs: Runs) -> None:
+async def test_the_clock_of_a_grant_is_durable_before_the_grant(runs: Runs) -> None:
     await runs.start()
     await runs.take(10.0)
     record = runs.storage.durable[HOST]
@@ -501,5 +501,5 @@ async def test_a_record_without_a_usable_interval_still_keeps_its_clock(
         scope=HOST, next_at=clock.wall() + 7.0, interval=interval
     )
     await runs.start()
-    assert await runs.wait_for_turn(1.0) == pytest.approx(7.0)
+    assert await runs.wait_for_lease(1.0) == pytest.approx(7.0)
     await runs.scheduler.close()

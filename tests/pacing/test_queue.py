@@ -75,7 +75,9 @@ async def test_priority_goes_first_within_and_across_hosts(
     assert crawl.urls == [page("b", "high"), page("a", "low"), page("b", "low")]
 
 
-async def test_a_denied_url_is_told_of_and_done(gate: FakeGate, clock: VirtualClock) -> None:
+async def test_a_denied_url_calls_on_denied_and_is_done(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
     told: list[str] = []
 
     async def on_denied(decision: Decision) -> None:
@@ -91,12 +93,12 @@ async def test_a_denied_url_is_told_of_and_done(gate: FakeGate, clock: VirtualCl
         crawl.start()
         await clock.elapse(1.0, turns=1000)
         assert len(told) == 200
-        assert crawl.got == [(page("a", "good"), 0.0)]  # Refused URLs cost no turn.
+        assert crawl.got == [(page("a", "good"), 0.0)]  # Refused URLs cost no lease.
         await queue.join()
         await crawl.stop()
 
 
-async def test_a_url_denied_at_the_grant_is_done_as_well(
+async def test_a_url_denied_at_the_grant_is_done(
     gate: FakeGate,
     queue: PoliteQueue,
     crawl: Crawl,
@@ -119,7 +121,7 @@ async def test_a_url_denied_at_the_grant_is_done_as_well(
     assert queue.stats().denied == 1
 
 
-async def test_a_deferred_origin_comes_back_by_itself_and_holds_nobody(
+async def test_a_deferred_origin_comes_back_by_itself_and_delays_no_other(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     gate.said["https://a.example"] = DEFER
@@ -132,7 +134,7 @@ async def test_a_deferred_origin_comes_back_by_itself_and_holds_nobody(
     assert crawl.got == [(page("b", 0), 0.0), (page("a", 0), 50.0), (page("a", 1), 51.0)]
 
 
-async def test_a_deferral_is_told_of(gate: FakeGate, clock: VirtualClock) -> None:
+async def test_a_deferral_calls_on_deferred(gate: FakeGate, clock: VirtualClock) -> None:
     gate.said["https://a.example"] = DEFER
     gate.retry_at = clock.wall() + 50.0
     told: list[Decision] = []
@@ -147,7 +149,7 @@ async def test_a_deferral_is_told_of(gate: FakeGate, clock: VirtualClock) -> Non
         await crawl.stop()
 
 
-async def test_a_slow_origin_holds_nobody_up(
+async def test_a_slow_origin_delays_no_other_host(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     gate.cold = {"https://slow.example": 30.0, "https://quick.example": 0.1}
@@ -162,7 +164,7 @@ async def test_a_slow_origin_holds_nobody_up(
     ]
 
 
-async def test_not_everybody_is_asked_for_robots_at_once(
+async def test_a_bounded_number_of_origins_is_asked_for_robots_txt_at_once(
     gate: FakeGate,
     queue: PoliteQueue,
     crawl: Crawl,
@@ -209,7 +211,7 @@ async def test_a_cancelled_put_passes_its_wake_up_on(gate: FakeGate, clock: Virt
             pass
 
 
-async def test_join_waits_until_every_turn_was_left(
+async def test_join_waits_until_every_lease_is_ended(
     queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     await queue.put(page("a", 0))
@@ -222,7 +224,7 @@ async def test_join_waits_until_every_turn_was_left(
     assert joined.done()
 
 
-async def test_a_cancelled_get_leaves_url_and_turn(
+async def test_a_cancelled_get_loses_neither_the_url_nor_the_lease(
     queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     await queue.put(page("a", 0))
@@ -239,7 +241,7 @@ async def test_a_cancelled_get_leaves_url_and_turn(
     assert crawl.got == [(page("a", 1), 1.0)]
 
 
-async def test_a_turn_given_back_stands_where_it_stood(
+async def test_a_url_given_back_comes_first_again(
     queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     for number in range(3):
@@ -252,7 +254,7 @@ async def test_a_turn_given_back_stands_where_it_stood(
     await queue.join()
 
 
-async def test_the_slots_of_a_host_are_all_used(make: Any, clock: VirtualClock) -> None:
+async def test_every_slot_of_a_host_is_used(make: Any, clock: VirtualClock) -> None:
     gate = FakeGate(await make(concurrency=3), clock)
     gate.interval = 0.0
     async with PoliteQueue(gate) as queue:
@@ -265,7 +267,7 @@ async def test_the_slots_of_a_host_are_all_used(make: Any, clock: VirtualClock) 
         await crawl.stop()
 
 
-async def test_the_queue_gets_its_share_of_a_host_that_others_ask_too(
+async def test_a_queue_gets_its_share_of_a_host_that_other_tasks_use(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     async def other() -> None:
@@ -300,7 +302,9 @@ async def test_text_that_is_no_url_is_refused_at_once(queue: PoliteQueue) -> Non
     assert queue.empty()
 
 
-async def test_close_lets_everybody_go(gate: FakeGate, clock: VirtualClock) -> None:
+async def test_close_ends_every_waiting_get_put_and_join(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
     queue = PoliteQueue(gate, maxsize=1)
     gate.cold = {"https://a.example": 1000.0}
     await queue.put(page("a", 0))

@@ -16,16 +16,16 @@ from tests.queue_support import DEFER, DENY, FakeGate, page
 
 
 async def soon(queue: PoliteQueue, clock: VirtualClock) -> Turn:
-    """Call `get_nowait` repeatedly until it returns a turn."""
+    """Call `get_nowait` repeatedly until it returns a lease."""
     for _ in range(20):
         try:
             return queue.get_nowait()
         except asyncio.QueueEmpty:
             await clock.elapse(0.5)
-    raise AssertionError("no turn")
+    raise AssertionError("no lease")
 
 
-def test_the_bound_can_be_read(gate: FakeGate) -> None:
+def test_maxsize_can_be_read(gate: FakeGate) -> None:
     assert PoliteQueue(gate, maxsize=7).maxsize == 7
     assert PoliteQueue(gate).maxsize == 0
 
@@ -35,7 +35,7 @@ async def test_get_nowait_of_an_empty_queue_raises(queue: PoliteQueue) -> None:
         queue.get_nowait()
 
 
-async def test_get_nowait_gives_a_turn_that_a_glance_can_give(
+async def test_get_nowait_gives_a_lease_that_is_free_at_once(
     gate: FakeGate, queue: PoliteQueue
 ) -> None:
     gate.glances = True
@@ -60,7 +60,7 @@ async def test_get_nowait_raises_while_no_host_is_due(
     assert queue.qsize() == 1
 
 
-async def test_what_a_glance_does_not_tell_get_nowait_has_a_moment_later(
+async def test_get_nowait_gives_a_lease_that_needs_a_look_up_a_moment_later(
     gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
 ) -> None:
     gate.cold = {"https://b.example": 2.0}
@@ -76,7 +76,9 @@ async def test_what_a_glance_does_not_tell_get_nowait_has_a_moment_later(
     await queue.join()
 
 
-async def test_get_nowait_tells_of_denied_urls_too(gate: FakeGate, clock: VirtualClock) -> None:
+async def test_get_nowait_calls_on_denied_for_denied_urls(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
     told: list[str] = []
     async with PoliteQueue(gate, on_denied=lambda decision: told.append(decision.url)) as queue:
         gate.said = {page("a", number): DENY for number in range(3)}
@@ -87,18 +89,20 @@ async def test_get_nowait_tells_of_denied_urls_too(gate: FakeGate, clock: Virtua
         assert told == [page("a", number) for number in range(3)]
 
 
-async def test_nothing_is_had_from_a_closed_queue(queue: PoliteQueue) -> None:
+async def test_get_nowait_and_put_nowait_of_a_closed_queue_raise_gate_closed(
+    queue: PoliteQueue,
+) -> None:
     await queue.close()
     for call in (queue.get_nowait, lambda: queue.put_nowait(page("a", 0))):
         with pytest.raises(GateClosed):
             call()
 
 
-async def test_task_done_may_be_called_once_a_turn(queue: PoliteQueue) -> None:
+async def test_task_done_may_be_called_once_per_lease(queue: PoliteQueue) -> None:
     await queue.put(page("a", 0))
     async with await queue.get():
         queue.task_done()
-        assert queue.stats().unfinished == 1, "leaving the turn is what counts"
+        assert queue.stats().unfinished == 1, "ending the lease is what counts"
     await queue.join()
     with pytest.raises(ValueError, match="task_done"):
         queue.task_done()
@@ -120,7 +124,7 @@ async def joined(queue: PoliteQueue, clock: VirtualClock, seconds: float = 60.0)
 
 
 @pytest.mark.parametrize("cold", [0.0, 2.0])
-async def test_what_is_denied_needs_nobody_to_get_it(
+async def test_join_needs_no_get_for_denied_urls(
     gate: FakeGate, clock: VirtualClock, cold: float
 ) -> None:
     told: list[str] = []
@@ -135,7 +139,7 @@ async def test_what_is_denied_needs_nobody_to_get_it(
         assert (queue.qsize(), queue.stats().unfinished, queue.stats().denied) == (0, 0, 210)
 
 
-async def test_what_is_put_while_somebody_joins_is_looked_at_too(
+async def test_a_url_put_during_a_join_is_decided_by_it(
     gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
 ) -> None:
     gate.said = {"https://a.example": DENY, "https://b.example": DENY}
@@ -151,7 +155,7 @@ async def test_what_is_put_while_somebody_joins_is_looked_at_too(
     assert all(one.done() for one in joining)
 
 
-async def test_a_deferred_url_that_is_denied_in_the_end_ends_it(
+async def test_a_deferred_url_that_is_denied_later_ends_the_join(
     gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
 ) -> None:
     gate.said, gate.retry_at = {page("a", 0): DEFER}, clock.wall() + 20.0
@@ -164,7 +168,7 @@ async def test_a_deferred_url_that_is_denied_in_the_end_ends_it(
     assert joining.done()
 
 
-async def test_what_may_be_fetched_waits_for_a_get_and_costs_nothing_meanwhile(
+async def test_an_allowed_url_waits_for_a_get_during_a_join_without_polling(
     gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
 ) -> None:
     gate.said = {page("a", 1): DENY, page("b", 0): DENY}
@@ -191,10 +195,10 @@ async def test_what_may_be_fetched_waits_for_a_get_and_costs_nothing_meanwhile(
     assert queue.stats().denied == 2
 
 
-async def test_a_join_decides_nothing_while_a_turn_is_out(
+async def test_a_join_decides_nothing_while_a_lease_is_open(
     gate: FakeGate, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task that has the turn calls `get` again, which handles denied URLs itself."""
+    """The task that has the lease calls `get` again, which handles denied URLs itself."""
     gate.said = {page("b", 0): DENY}
     looked: list[str] = []
     peek = gate.peek
@@ -221,10 +225,10 @@ async def test_a_join_decides_nothing_while_a_turn_is_out(
     await queue.close()
 
 
-async def test_a_join_makes_room_for_a_put_though_a_turn_is_out(
+async def test_a_join_makes_room_for_a_put_while_a_lease_is_open(
     gate: FakeGate, clock: VirtualClock
 ) -> None:
-    """The task that waits for room may be the one that holds the turn."""
+    """The task that waits for room may be the one that holds the lease."""
     gate.said = {page("b", 0): DENY}
     async with PoliteQueue(gate, maxsize=1) as queue:
         await queue.put(page("a", 0))
@@ -247,7 +251,7 @@ def origins_known() -> int:
 
 
 async def test_a_join_keeps_no_origin_that_is_empty(gate: FakeGate, clock: VirtualClock) -> None:
-    """While turns are out `join` examines no origin, however many come and go."""
+    """While leases are open `join` examines no origin, however many come and go."""
     gc.collect()
     before = origins_known()
     async with PoliteQueue(gate) as queue:
@@ -264,7 +268,7 @@ async def test_a_join_keeps_no_origin_that_is_empty(gate: FakeGate, clock: Virtu
         assert joining.done()
 
 
-async def test_what_on_denied_raises_ends_the_join_and_the_url_is_done(
+async def test_an_error_of_on_denied_ends_the_join_and_the_url_is_done(
     gate: FakeGate, clock: VirtualClock
 ) -> None:
     gate.said = {"https://a.example": DENY}
@@ -282,7 +286,7 @@ async def test_what_on_denied_raises_ends_the_join_and_the_url_is_done(
         assert await joined(queue, clock)
 
 
-async def test_what_one_join_meets_with_an_error_another_goes_on_with(
+async def test_a_join_after_a_failed_join_decides_the_remaining_urls(
     gate: FakeGate, clock: VirtualClock
 ) -> None:
     errors = [LookupError("once")]
@@ -323,7 +327,7 @@ async def test_asynchronous_callbacks_are_waited_for_and_bounded(
         assert (running, most) == (0, 100)
 
 
-async def test_a_join_that_is_cancelled_leaves_everything_to_a_get(
+async def test_a_cancelled_join_leaves_every_url_to_a_get(
     gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
 ) -> None:
     await queue.put(page("a", 0))
@@ -333,7 +337,7 @@ async def test_a_join_that_is_cancelled_leaves_everything_to_a_get(
     await queue.join()
 
 
-async def test_closing_the_queue_ends_it(queue: PoliteQueue, clock: VirtualClock) -> None:
+async def test_closing_the_queue_ends_a_join(queue: PoliteQueue, clock: VirtualClock) -> None:
     await queue.put(page("a", 0))
     joining = asyncio.ensure_future(queue.join())
     await clock.settle()

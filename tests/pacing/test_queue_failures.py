@@ -1,4 +1,4 @@
-"""Failures of a gate, a callback or the file: the queue loses no URL, turn or error."""
+"""Failures of a gate, a callback or the file: the queue loses no URL, lease or error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_scratch_file_that_fails_once_costs_no_url(
     await queue.join()
 
 
-async def test_a_put_that_can_not_be_kept_is_refused_and_not_counted(
+async def test_a_put_that_can_not_be_stored_is_refused_and_not_counted(
     gate: FakeGate, clock: VirtualClock, tmp_path: Path
 ) -> None:
     path = tmp_path / "missing" / "scratch.sqlite"
@@ -99,7 +99,7 @@ async def test_an_error_of_the_gate_reaches_the_getter_and_costs_no_url(
     await queue.join()
 
 
-async def test_an_error_while_asking_for_robots_brings_the_lane_back_later(
+async def test_an_error_while_asking_for_robots_txt_only_delays_its_origin(
     make: Any, clock: VirtualClock
 ) -> None:
     class Broken(FakeGate):
@@ -130,7 +130,7 @@ def _raising(error: Exception) -> Any:
     return call
 
 
-async def test_a_gate_that_can_not_ask_now_is_asked_again_when_it_says(
+async def test_a_deferring_gate_is_asked_again_at_its_retry_at(
     make: Any, clock: VirtualClock
 ) -> None:
     class Overloaded(FakeGate):
@@ -166,7 +166,7 @@ async def test_a_gate_that_can_not_ask_now_is_asked_again_when_it_says(
         await crawl.stop()
 
 
-async def test_an_origin_forgotten_as_soon_as_it_is_learnt_is_not_asked_in_a_circle(
+async def test_an_origin_forgotten_as_soon_as_it_is_learnt_is_not_asked_in_a_loop(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
     checks = 0
@@ -195,7 +195,7 @@ def denying(gate: FakeGate) -> FakeGate:
     return gate
 
 
-async def test_what_on_denied_raises_is_raised_once_and_the_url_is_done(
+async def test_an_error_of_on_denied_is_raised_once_and_the_url_is_done(
     denying: FakeGate, clock: VirtualClock
 ) -> None:
     told: list[str] = []
@@ -244,7 +244,7 @@ async def test_a_cancelled_get_does_not_cut_on_denied_short(
         assert queue.stats().unfinished == 0
 
 
-async def test_what_an_asynchronous_on_denied_raises_the_next_get_raises(
+async def test_an_error_of_an_asynchronous_on_denied_is_raised_by_the_next_get(
     denying: FakeGate, clock: VirtualClock
 ) -> None:
     async def on_denied(decision: Decision) -> None:
@@ -260,7 +260,7 @@ async def test_what_an_asynchronous_on_denied_raises_the_next_get_raises(
         await queue.join()
 
 
-async def test_a_slow_on_denied_holds_up_no_turn_and_is_bounded(
+async def test_a_slow_on_denied_delays_no_lease_and_is_bounded(
     denying: FakeGate, clock: VirtualClock
 ) -> None:
     telling = most = told = 0
@@ -307,7 +307,7 @@ async def test_close_waits_for_on_denied(denying: FakeGate, clock: VirtualClock)
         await getting
 
 
-async def test_a_get_that_is_under_way_when_the_queue_closes_gives_its_turn_back(
+async def test_a_get_under_way_when_the_queue_closes_gives_its_lease_back(
     make: Any, clock: VirtualClock
 ) -> None:
     class Slow(FakeGate):
@@ -332,7 +332,7 @@ async def test_a_get_that_is_under_way_when_the_queue_closes_gives_its_turn_back
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_is_cancelled_or_given_back_every_url_is_done_once(
+async def test_every_url_is_done_once_whatever_is_cancelled_or_given_back(
     make: Any, clock: VirtualClock, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -56,7 +56,7 @@ async def test_a_getter_takes_whichever_host_is_ready_first(
     assert any("busy" in url for url in crawl.urls), "nor is the busy host forgotten"
 
 
-async def test_a_single_worker_that_is_never_idle_gets_a_turn_of_a_busy_host(
+async def test_a_single_worker_that_is_never_idle_gets_a_lease_of_a_busy_host(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock, others: Others
 ) -> None:
     gate.interval = 0.0
@@ -72,7 +72,7 @@ async def test_a_single_worker_that_is_never_idle_gets_a_turn_of_a_busy_host(
     assert len([url for url in crawl.urls if "busy" in url]) == 3
 
 
-async def test_a_turn_that_no_getter_comes_for_goes_to_the_others(
+async def test_a_lease_that_no_getter_takes_goes_to_others_that_wait_for_the_host(
     queue: PoliteQueue, clock: VirtualClock, others: Others, gate: FakeGate
 ) -> None:
     others("busy", 1, hold=0.5, times=3)
@@ -94,7 +94,7 @@ async def test_a_turn_that_no_getter_comes_for_goes_to_the_others(
 
 
 @pytest.mark.parametrize("how", ["block", "pause"])
-async def test_a_held_turn_is_not_used_once_its_host_is_blocked(
+async def test_a_reserved_lease_is_not_used_once_its_host_is_blocked(
     queue: PoliteQueue, clock: VirtualClock, others: Others, gate: FakeGate, how: str
 ) -> None:
     others("busy", 1, hold=0.5, times=3)
@@ -139,7 +139,7 @@ async def test_the_more_important_url_goes_first_though_another_stands_in_line(
     assert crawl.urls == [page("busy", "high"), page("busy", "low")]
 
 
-async def test_closing_gives_back_what_was_had_by_standing_in_line(
+async def test_closing_gives_back_leases_that_the_queue_reserved(
     gate: FakeGate, clock: VirtualClock, others: Others
 ) -> None:
     others("busy", 1, hold=1.0, times=3)
@@ -157,7 +157,7 @@ async def test_closing_gives_back_what_was_had_by_standing_in_line(
 
 
 class StubbornGate(FakeGate):
-    """Reports that a host is due, but refuses its turn until `relents`."""
+    """Reports that a host is due, but refuses its lease until `relents`."""
 
     relents = False
     refused = 0
@@ -177,7 +177,7 @@ class StubbornGate(FakeGate):
         return lambda: None
 
 
-async def test_a_turn_refused_though_it_seems_free_is_not_asked_for_at_once(
+async def test_a_lease_refused_for_a_host_that_seems_free_is_not_asked_for_again_at_once(
     make: Any, clock: VirtualClock
 ) -> None:
     gate = StubbornGate(await make(), clock)
@@ -194,7 +194,7 @@ async def test_a_turn_refused_though_it_seems_free_is_not_asked_for_at_once(
         await crawl.stop()
 
 
-async def test_more_lanes_than_may_stand_in_line_are_served_as_well(
+async def test_more_origins_than_may_wait_at_once_are_all_served(
     queue: PoliteQueue,
     crawl: Crawl,
     clock: VirtualClock,

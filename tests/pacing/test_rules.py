@@ -19,20 +19,20 @@ from gatekeeper.pacing.rules import HostRules, Rules
         ("other.net", "*"),
     ],
 )
-def test_the_most_specific_word_counts(host: str, found: str) -> None:
+def test_the_most_specific_match_counts(host: str, found: str) -> None:
     names = ("*", "*.example.org", "A.Example.org", "*.deep.example.org")
     rule = HostRules([HostRule(match=name) for name in names]).find(host)
     assert rule is not None
     assert rule.match.lower() == found
 
 
-def test_one_object_for_all_hosts_of_a_rule() -> None:
+def test_all_hosts_of_a_rule_share_one_settings_object() -> None:
     rules = Rules(Config(host=(HostRule(match="*.example.org", interval=3.0),)))
     assert rules.for_host("a.example.org") is rules.for_host("b.example.org")
     assert rules.for_host("a.example.org").own == 3.0
 
 
-def test_a_word_at_run_time_replaces_the_configured_one_whole() -> None:
+def test_a_rule_set_at_run_time_replaces_the_configured_one_whole() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0, concurrency=4),)))
     rules.add(HostRule(match="A.example.", interval=9.0))
     assert (rules.for_host("a.example").own, rules.for_host("a.example").limit) == (9.0, 1)
@@ -41,7 +41,7 @@ def test_a_word_at_run_time_replaces_the_configured_one_whole() -> None:
     assert rules.overridden("a.example")
 
 
-def test_other_tables_take_every_word_back_the_configured_one_too() -> None:
+def test_a_reload_removes_every_rule_that_is_not_in_it() -> None:
     rules = Rules(
         Config(
             host=(HostRule(match="a.example", interval=3.0), HostRule(match="*", interval=2.0)),
@@ -55,7 +55,7 @@ def test_other_tables_take_every_word_back_the_configured_one_too() -> None:
     assert rules.for_host("a.example").own is None
 
 
-def test_two_tables_for_one_match_are_refused() -> None:
+def test_two_host_tables_for_one_match_are_refused() -> None:
     first, second = HostRule(match="a.example", interval=1.0), HostRule(match="A.example.")
     with pytest.raises(ConfigError, match=r"\[\[host\]\] match='A.example.': an earlier table"):
         HostRules([first, second])
@@ -66,7 +66,7 @@ def test_two_groups_of_one_name_are_refused() -> None:
         Rules(Config(group=(GroupRule(name="a"), GroupRule(name="a", interval=5.0))))
 
 
-def test_a_word_that_names_no_group_changes_nothing() -> None:
+def test_a_rule_with_an_unknown_group_changes_nothing() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0),)))
     with pytest.raises(ConfigError, match=r"no \[\[group\]\] named 'x'"):
         rules.add(HostRule(match="a.example", group="x"))
@@ -93,7 +93,9 @@ def test_an_unknown_group_is_refused() -> None:
         Rules(Config(host=(HostRule(match="a", group="x"),)))
 
 
-def test_domains_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_domain_interval_without_the_psl_extra_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "publicsuffixlist", None)
     with pytest.raises(ConfigError, match=r"gatekeeper\[psl\]"):
         Rules(Config(pacing=PacingConfig(domain_interval=1.0)))

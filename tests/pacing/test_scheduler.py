@@ -1,4 +1,4 @@
-"""`Scheduler`, as seen by the tasks that wait for turns."""
+"""`Scheduler`, as seen by the tasks that wait for leases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wish(seconds: float | None) -> Callable[[], RobotsInterval]:
 
 
 class Visitor:
-    """Asks for turns in tasks, and records when each got one."""
+    """Asks for leases in tasks, and records when each got one."""
 
     def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
         self.scheduler = scheduler
@@ -129,7 +129,7 @@ async def test_higher_priority_first_then_first_come(visitor: Visitor, clock: Vi
     assert visitor.names == ["now", "y", "w", "x", "z"]
 
 
-async def test_hosts_take_turns_where_room_is_short(make: Make, clock: VirtualClock) -> None:
+async def test_hosts_share_leases_evenly_at_max_in_flight(make: Make, clock: VirtualClock) -> None:
     visitor = Visitor(await make(max_in_flight=1), clock)
     for number in range(3):
         visitor.ask(f"a{number}", A, hold=1.0, admit=wish(0.0))
@@ -139,7 +139,9 @@ async def test_hosts_take_turns_where_room_is_short(make: Make, clock: VirtualCl
     assert visitor.names == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-async def test_a_turn_comes_in_time_after_room_was_short(make: Make, clock: VirtualClock) -> None:
+async def test_a_lease_is_granted_in_time_after_max_in_flight_was_reached(
+    make: Make, clock: VirtualClock
+) -> None:
     """A host may fall due while others wait for room, and after the last of them has left."""
     visitor = Visitor(await make(max_in_flight=1), clock)
     visitor.ask("first", A, admit=wish(5.0))
@@ -152,7 +154,7 @@ async def test_a_turn_comes_in_time_after_room_was_short(make: Make, clock: Virt
     assert visitor.starts == [("first", 0.0), ("full", 0.0), ("second", 5.0)]
 
 
-async def test_one_host_with_many_waiters_delays_none_of_the_others(
+async def test_one_host_with_many_waiters_delays_no_other_host(
     make: Make, clock: VirtualClock
 ) -> None:
     visitor = Visitor(await make(max_in_flight=2), clock)
@@ -174,7 +176,7 @@ async def test_a_longer_text_read_meanwhile_counts_from_the_last_request(
     assert visitor.starts == [("under the old text", 0.0), ("under the new text", 10.0)]
 
 
-async def test_a_refused_waiter_gets_the_refusal_and_the_turn_passes_on(
+async def test_a_refused_waiter_gets_the_refusal_and_the_next_gets_the_lease(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     def refuse() -> RobotsInterval:
@@ -212,7 +214,7 @@ async def test_robots_go_before_pages_and_start_the_clock(
     assert visitor.starts == [("page", 0.0), ("robots", 1.0), ("next page", 2.5)]
 
 
-async def test_an_expired_policy_gives_the_turn_to_robots_and_keeps_the_place(
+async def test_an_expired_policy_gives_the_lease_to_robots_txt_and_keeps_the_place(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     scheduler, fresh = visitor.scheduler, False
@@ -262,7 +264,7 @@ async def test_a_policy_that_stays_expired_is_not_asked_for_ever(
 # --- patience ------------------------------------------------------------------------------
 
 
-async def test_no_patience_at_all(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_a_timeout_of_0_does_not_wait(visitor: Visitor, clock: VirtualClock) -> None:
     visitor.ask("first", hold=None)
     await clock.settle()
     visitor.ask("second", timeout=0.0)
@@ -285,7 +287,7 @@ async def test_a_wait_that_can_not_end_in_time_is_not_begun(
     assert caught.value.retry_at.timestamp() == pytest.approx(clock.wall() + 60.0)
 
 
-async def test_patience_ends(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_a_waiter_is_refused_at_its_timeout(visitor: Visitor, clock: VirtualClock) -> None:
     visitor.ask("first", hold=None)
     visitor.ask("second", timeout=5.0)
     await clock.elapse(4.9)
@@ -295,7 +297,7 @@ async def test_patience_ends(visitor: Visitor, clock: VirtualClock) -> None:
         await visitor.tasks["second"]
 
 
-async def test_patience_ends_while_robots_are_fetched_and_after(
+async def test_the_timeout_holds_while_robots_txt_is_fetched_and_after_it(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     async def refetch() -> None:
@@ -337,7 +339,7 @@ async def test_a_cancelled_waiter_leaves_no_trace(visitor: Visitor, clock: Virtu
     assert visitor.scheduler.stats().waiting == 0
 
 
-async def test_a_turn_handed_to_a_cancelled_waiter_is_passed_on(
+async def test_a_lease_granted_to_a_cancelled_waiter_is_passed_on(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     visitor.ask("first", hold=None)
@@ -345,14 +347,14 @@ async def test_a_turn_handed_to_a_cancelled_waiter_is_passed_on(
     visitor.ask("second")
     await clock.settle()
     visitor.grants["first"].release()
-    clock.advance(1.0)  # The turn is granted, but its owner has not run yet.
+    clock.advance(1.0)  # The lease is granted, but its owner has not run yet.
     await visitor.cancel("gone")
     await clock.settle()
     assert visitor.starts == [("first", 0.0), ("second", 1.0)]
     assert visitor.scheduler.stats().passed_on == 1
 
 
-async def test_a_turn_that_nobody_wants_any_more_is_given_back_and_its_clock_kept(
+async def test_a_lease_that_nobody_wants_any_more_is_given_back_and_its_clock_kept(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     visitor.ask("first", hold=None)
@@ -367,7 +369,9 @@ async def test_a_turn_that_nobody_wants_any_more_is_given_back_and_its_clock_kep
     assert visitor.scheduler.stats().in_flight == 0
 
 
-async def test_who_fetches_robots_may_be_cancelled(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_a_waiter_that_fetches_robots_txt_may_be_cancelled(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     async def refetch() -> None:
         await clock.sleep(60.0)
 
@@ -393,7 +397,9 @@ async def test_a_lease_never_ended_ends_at_its_expiry_and_counts_as_used(
     assert visitor.scheduler.stats().expired == 1
 
 
-async def test_the_usual_lifetime(make: Make, clock: VirtualClock) -> None:
+async def test_a_lease_without_its_own_lifetime_ends_after_lease_ttl(
+    make: Make, clock: VirtualClock
+) -> None:
     visitor = Visitor(await make(lease_ttl=10.0), clock)
     for host in (A, B):
         visitor.ask(f"lost {host}", host, hold=None)
@@ -513,7 +519,7 @@ async def test_a_registered_domain_shares_one_clock(make: Make, clock: VirtualCl
     ]
 
 
-async def test_an_address_is_tired_when_two_of_its_hosts_refuse(
+async def test_an_address_is_blocked_when_two_of_its_hosts_refuse(
     make: Make, clock: VirtualClock
 ) -> None:
     visitor = Visitor(await make(address_interval=0.0), clock)
@@ -533,7 +539,9 @@ async def test_an_address_is_tired_when_two_of_its_hosts_refuse(
 # --- the operator --------------------------------------------------------------------------
 
 
-async def test_pause_and_resume(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_a_paused_host_grants_nothing_until_resumed(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     visitor.scheduler.pause(A)
     visitor.ask("page")
     await clock.elapse(100.0)
@@ -544,7 +552,9 @@ async def test_pause_and_resume(visitor: Visitor, clock: VirtualClock) -> None:
     assert visitor.names == ["page"]
 
 
-async def test_block_and_lift(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_a_blocked_host_grants_nothing_until_the_block_is_lifted(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     scheduler = visitor.scheduler
     scheduler.block(A, clock.wall() + 500.0, "maintenance")
     visitor.ask("page")
@@ -564,7 +574,7 @@ async def test_an_override_counts_from_now_on(visitor: Visitor, clock: VirtualCl
     assert visitor.starts == [("x", 0.0), ("y", 4.0)]
 
 
-async def test_a_fault_of_ours_holds_pages_and_records_nothing(
+async def test_a_local_fault_holds_pages_back_and_records_nothing(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     visitor.ask("failing", hold=None)
@@ -582,7 +592,7 @@ async def test_a_fault_of_ours_holds_pages_and_records_nothing(
     assert visitor.names == ["failing", "page"]
 
 
-async def test_during_a_fault_of_ours_a_retry_after_is_heard(
+async def test_during_a_local_fault_a_retry_after_is_obeyed(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     visitor.scheduler.freeze(set())
@@ -598,7 +608,7 @@ async def test_during_a_fault_of_ours_a_retry_after_is_heard(
     assert visitor.names == ["first", "next"]
 
 
-async def test_during_a_fault_of_ours_hosts_that_did_not_fail_go_on(
+async def test_during_a_local_fault_hosts_that_did_not_fail_go_on(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     visitor.scheduler.freeze({"failed.test"})
@@ -608,7 +618,7 @@ async def test_during_a_fault_of_ours_hosts_that_did_not_fail_go_on(
     assert visitor.names == ["one", "two"]
 
 
-async def test_what_was_counted_by_a_fault_of_ours_is_taken_back(
+async def test_failures_counted_during_a_local_fault_are_undone(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     for number in range(5):
@@ -625,7 +635,7 @@ async def test_what_was_counted_by_a_fault_of_ours_is_taken_back(
     scheduler.forgive("never-met.test", "https://never-met.test/")
 
 
-async def test_what_was_not_counted_is_not_taken_back(
+async def test_failures_that_were_not_counted_are_not_undone(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     async def report(name: str, status: int | None) -> None:
@@ -696,7 +706,9 @@ async def test_why_names_every_clock(visitor: Visitor, clock: VirtualClock) -> N
     assert visitor.scheduler.why("unknown.example") == ()
 
 
-async def test_when_due_tells_once_and_takes_no_turn(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_when_due_calls_once_and_takes_no_lease(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     told: list[float] = []
     visitor.ask("page")
     await clock.settle()
@@ -713,7 +725,9 @@ async def test_when_due_tells_once_and_takes_no_turn(visitor: Visitor, clock: Vi
 # --- lifecycle -----------------------------------------------------------------------------
 
 
-async def test_who_waits_at_the_end_is_told(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_closing_ends_every_wait_with_gate_closed(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     visitor.ask("first", hold=None)
     visitor.ask("second")
     await clock.settle()
@@ -748,7 +762,9 @@ async def test_nothing_is_granted_before_open(clock: VirtualClock) -> None:
         await scheduler.acquire("u", A, admit=wish(0.0))
 
 
-async def test_turns_start_at_their_exact_moment(make: Make, clock: VirtualClock) -> None:
+async def test_leases_are_granted_at_the_exact_time_they_are_due(
+    make: Make, clock: VirtualClock
+) -> None:
     visitor = Visitor(await make(), clock)
     odd = 1.0 + 1e-7  # less than a microsecond beyond one
     for name in "xyz":
@@ -794,7 +810,7 @@ async def test_a_lease_held_again_ends_by_itself_and_counts_until_then(
     assert visitor.starts == [("next", 25.0)]
 
 
-async def test_hosts_that_did_not_answer_twice_have_half_of_the_leases(
+async def test_hosts_that_did_not_answer_twice_have_at_most_half_of_the_leases(
     make: Make, clock: VirtualClock
 ) -> None:
     scheduler = await make(max_in_flight=40)
@@ -830,7 +846,9 @@ async def _robots(scheduler: Scheduler, visitor: Visitor) -> None:
     visitor.starts.append(("robots", 0.0))
 
 
-async def test_of_few_leases_such_hosts_may_have_all(make: Make, clock: VirtualClock) -> None:
+async def test_of_few_leases_hosts_that_did_not_answer_twice_may_have_all(
+    make: Make, clock: VirtualClock
+) -> None:
     visitor = Visitor(await make(max_in_flight=16), clock)
     for number in range(20):
         visitor.ask(f"silent{number}", f"silent{number}.example", hold=None)
@@ -838,7 +856,7 @@ async def test_of_few_leases_such_hosts_may_have_all(make: Make, clock: VirtualC
     assert len(visitor.names) == 16
 
 
-async def test_a_block_is_told_at_once_to_whom_it_outlasts(
+async def test_a_waiter_whose_timeout_a_block_outlasts_is_refused_at_once(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     """Waiting is pointless, whether the block comes before a task joins or later."""
@@ -862,7 +880,7 @@ async def test_a_block_is_told_at_once_to_whom_it_outlasts(
 
 
 @pytest.mark.parametrize("how", ["operator", "ledger", "pushed", "domain"])
-async def test_whoever_brings_a_block_about_those_it_outlasts_are_told(
+async def test_every_kind_of_block_refuses_the_waiters_it_outlasts_at_once(
     make: Make, clock: VirtualClock, how: str
 ) -> None:
     config = Config(
@@ -901,7 +919,7 @@ async def test_whoever_brings_a_block_about_those_it_outlasts_are_told(
     assert told == ["brief", "later", "patient"]
 
 
-async def test_a_block_that_comes_while_the_file_is_fetched_is_told_after_it(
+async def test_a_block_that_begins_while_robots_txt_is_fetched_refuses_waiters_after_it(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
     async def refetch() -> None:
@@ -913,7 +931,9 @@ async def test_a_block_that_comes_while_the_file_is_fetched_is_told_after_it(
     assert isinstance(visitor.tasks["first"].exception(), LeaseTimeout)
 
 
-async def test_many_whom_blocks_outlast_are_told_once_each(make: Make, clock: VirtualClock) -> None:
+async def test_many_waiters_whom_blocks_outlast_are_refused_once_each(
+    make: Make, clock: VirtualClock
+) -> None:
     visitor = Visitor(scheduler := await make(), clock)
     visitor.ask("first", hold=None)
     for number in range(2500):

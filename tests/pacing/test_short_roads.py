@@ -13,7 +13,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import due_at
+from tests.pacing_support import due_at, scopes_of
 
 Make = Callable[..., Awaitable[Scheduler]]
 URL, HOST = "https://a.example/", "a.example"
@@ -42,7 +42,7 @@ class Recorder:
 
 
 async def known(scheduler: Scheduler, wish: RobotsInterval = SECOND) -> None:
-    """Take a turn of the host, so that the next is due only after its interval."""
+    """Take a lease of the host, so that the next is due only after its interval."""
     grant = await scheduler.acquire(URL, HOST, admit=lambda: wish)
     grant.report(200)
     grant.release()
@@ -92,7 +92,7 @@ class Crawl:
                     one.unheaded,
                     one.history is None,
                 )
-                for one in self.scheduler._memory.scopes.values()
+                for one in scopes_of(self.scheduler).values()
             ],
             self.recorder.promises,
             self.scheduler.stats(),
@@ -102,7 +102,7 @@ class Crawl:
 
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_skips_steps_comes_to_the_same(
+async def test_the_short_path_grants_the_same_leases_at_the_same_times(
     make: Make, clock: VirtualClock, seed: int, limit: int
 ) -> None:
     short = Crawl(await make(concurrency=limit, max_in_flight=4), every_step=False)
@@ -125,7 +125,7 @@ async def test_what_skips_steps_comes_to_the_same(
     assert short.scheduler.stats().granted > 100
 
 
-async def test_a_known_host_gives_its_turn_at_once(make: Make, clock: VirtualClock) -> None:
+async def test_a_known_free_host_gives_a_lease_at_once(make: Make, clock: VirtualClock) -> None:
     scheduler = await make()
     await known(scheduler)
     assert scheduler.take(URL, HOST, SECOND) is None
@@ -136,7 +136,7 @@ async def test_a_known_host_gives_its_turn_at_once(make: Make, clock: VirtualClo
     assert scheduler.take(URL, HOST, SECOND) is None
 
 
-async def test_an_unknown_host_is_left_to_those_who_may_wait(make: Make) -> None:
+async def test_an_unknown_host_gives_no_lease_at_once(make: Make) -> None:
     assert (await make()).take(URL, HOST, SECOND) is None
 
 
@@ -152,7 +152,7 @@ async def test_a_text_that_asks_for_more_counts_from_the_last_request(
     assert scheduler.take(URL, HOST, slower) is not None
 
 
-async def test_nobody_goes_past_those_in_line(make: Make, clock: VirtualClock) -> None:
+async def test_a_host_with_waiters_gives_no_lease_at_once(make: Make, clock: VirtualClock) -> None:
     scheduler = await make()
     await known(scheduler)
     scheduler.when_due(HOST, lambda: None)
@@ -160,7 +160,7 @@ async def test_nobody_goes_past_those_in_line(make: Make, clock: VirtualClock) -
     assert scheduler.take(URL, HOST, SECOND) is None
 
 
-async def test_no_turn_where_all_are_given(make: Make, clock: VirtualClock) -> None:
+async def test_no_lease_is_given_at_once_at_max_in_flight(make: Make, clock: VirtualClock) -> None:
     scheduler = await make(max_in_flight=1)
     await known(scheduler)
     clock.advance(1.0)
@@ -171,7 +171,9 @@ async def test_no_turn_where_all_are_given(make: Make, clock: VirtualClock) -> N
 
 
 @pytest.mark.parametrize("what", ["frozen", "paused", "blocked", "closed"])
-async def test_they_are_closed(make: Make, clock: VirtualClock, what: str) -> None:
+async def test_a_host_gives_no_lease_at_once_while_frozen_paused_blocked_or_closed(
+    make: Make, clock: VirtualClock, what: str
+) -> None:
     scheduler = await make()
     await known(scheduler)
     clock.advance(1.0)
@@ -186,7 +188,9 @@ async def test_they_are_closed(make: Make, clock: VirtualClock, what: str) -> No
     assert scheduler.take(URL, HOST, SECOND) is None
 
 
-async def test_they_are_open_again_after_a_thaw(make: Make, clock: VirtualClock) -> None:
+async def test_a_host_gives_leases_at_once_again_after_a_thaw(
+    make: Make, clock: VirtualClock
+) -> None:
     scheduler = await make()
     await known(scheduler)
     clock.advance(1.0)
@@ -195,24 +199,24 @@ async def test_they_are_open_again_after_a_thaw(make: Make, clock: VirtualClock)
     assert scheduler.take(URL, HOST, SECOND) is not None
 
 
-async def test_a_dry_run_knows_none(make: Make, clock: VirtualClock) -> None:
+async def test_a_dry_run_gives_no_lease_at_once(make: Make, clock: VirtualClock) -> None:
     scheduler = await make(dry_run=True)
     await known(scheduler)
     clock.advance(1.0)
     assert scheduler.take(URL, HOST, SECOND) is None
 
 
-async def test_jitter_is_drawn_for_each_turn(make: Make, clock: VirtualClock) -> None:
+async def test_jitter_is_drawn_for_each_lease(make: Make, clock: VirtualClock) -> None:
     scheduler = await make(jitter=0.5)
     intervals = set()
     for _ in range(5):
         await known(scheduler)
-        intervals.add(scheduler._memory.scopes[HOST].interval)
+        intervals.add(scopes_of(scheduler)[HOST].interval)
         clock.advance(2.0)
     assert len(intervals) == 5
 
 
-async def test_a_report_at_a_given_moment_counts_from_there(
+async def test_the_interval_counts_from_the_time_given_with_a_report(
     make: Make, clock: VirtualClock
 ) -> None:
     scheduler = await make()

@@ -43,7 +43,7 @@ def gaps(net: FakeInternet) -> list[float]:
     return [after - before for before, after in itertools.pairwise(at)]
 
 
-async def test_two_hosts_of_one_address_take_turns_robots_txt_included(
+async def test_two_hosts_of_one_address_share_its_interval_robots_txt_included(
     internet: FakeInternet, clock: VirtualClock
 ) -> None:
     for name in ("a.test", "b.test"):
@@ -65,7 +65,7 @@ async def test_two_hosts_of_one_address_take_turns_robots_txt_included(
     assert all(gap >= 5.0 - EPSILON for gap in gaps(internet))
 
 
-async def test_hosts_that_are_asked_at_once_take_turns_and_others_go_ahead(
+async def test_hosts_of_one_address_share_its_interval_and_other_hosts_go_ahead(
     internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     for name in ("a.test", "b.test", "c.test"):
@@ -88,7 +88,7 @@ async def test_hosts_that_are_asked_at_once_take_turns_and_others_go_ahead(
     assert dict(log)["http://far.test/"] < 10.0
 
 
-async def test_a_literal_address_is_the_same_machine_and_needs_no_look_up(
+async def test_a_literal_address_shares_the_clock_of_its_names_without_a_look_up(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots("")
@@ -106,7 +106,7 @@ async def test_a_literal_address_is_the_same_machine_and_needs_no_look_up(
     assert {query.name for query in internet.resolver.queries} == {"a.test"}
 
 
-async def test_all_addresses_of_a_host_are_asked_for_their_turn(
+async def test_a_lease_waits_for_the_clocks_of_all_addresses_of_its_host(
     internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     first, second = internet.address(), internet.address()
@@ -127,7 +127,7 @@ async def test_all_addresses_of_a_host_are_asked_for_their_turn(
     assert {f"address:{first}", f"address:{second}"} < scopes
 
 
-async def test_what_is_dialled_is_what_was_looked_up(
+async def test_a_connection_uses_the_address_looked_up_for_pacing(
     internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots("").otherwise("x")
@@ -206,7 +206,7 @@ async def test_a_name_without_an_address_is_reported_by_its_fetch(
     }
 
 
-async def test_a_session_of_the_callers_takes_the_resolver_that_is_given(
+async def test_a_callers_session_is_paced_by_the_given_resolver(
     internet: FakeInternet, clock: VirtualClock
 ) -> None:
     for name in ("a.test", "b.test"):
@@ -230,7 +230,7 @@ async def test_a_session_of_the_callers_takes_the_resolver_that_is_given(
     assert gaps(internet)[0] >= 5.0 - EPSILON
 
 
-async def test_nobody_waits_for_the_address_that_it_holds_itself(
+async def test_a_task_does_not_wait_for_an_address_that_it_holds_itself(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     for name in ("a.test", "b.test"):
@@ -270,7 +270,7 @@ async def test_a_queue_keeps_to_the_interval_of_an_address(
     assert all(b - a >= 5.0 - EPSILON for a, b in itertools.pairwise(at))
 
 
-async def test_one_look_up_serves_everybody_and_outlives_who_began_it(
+async def test_one_look_up_serves_all_callers_though_the_first_is_cancelled(
     internet: FakeInternet, clock: VirtualClock
 ) -> None:
     internet.site("a.test")
@@ -290,7 +290,9 @@ async def test_one_look_up_serves_everybody_and_outlives_who_began_it(
     assert len(internet.resolver.queries) == 2
 
 
-async def test_a_mapped_address_is_the_address_within(clock: VirtualClock) -> None:
+async def test_a_mapped_address_shares_the_clock_of_the_ipv4_address_within(
+    clock: VirtualClock,
+) -> None:
     places = HostAddresses(Config(), clock, None, None)
     assert await places.scopes("::ffff:7f00:1", 80) == ("address:127.0.0.1",)
     assert await places.scopes("2001:db8::1", 80) == ("address:2001:db8::1",)
@@ -347,7 +349,7 @@ async def visit_anyhow(gate: Gatekeeper, host: str, session: aiohttp.ClientSessi
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("failures", [1, 2, 3])
-async def test_a_name_that_resolves_only_when_dialled_keeps_to_its_address_too(
+async def test_a_name_that_resolves_only_at_the_connection_shares_the_clock_of_its_address(
     internet: FakeInternet, clock: VirtualClock, error: Exception, failures: int
 ) -> None:
     for name in TWELVE:
@@ -371,7 +373,7 @@ async def test_a_name_that_resolves_only_when_dialled_keeps_to_its_address_too(
     assert min(gaps(internet)) >= 5.0 - EPSILON
 
 
-async def test_a_name_that_only_the_callers_session_can_resolve_shares_a_clock_with_its_like(
+async def test_names_that_only_the_callers_session_can_resolve_share_one_clock(
     internet: FakeInternet, clock: VirtualClock
 ) -> None:
     for name in TWELVE:

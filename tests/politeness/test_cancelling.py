@@ -55,7 +55,7 @@ def is_right(stats: GateStats, internet: FakeInternet) -> None:
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_cancelled_lease_leaves_its_turn_to_the_next(
+async def test_a_cancelled_lease_is_granted_to_the_next(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, turns: int
 ) -> None:
     async def hold(gate: Gatekeeper, url: str) -> None:
@@ -72,7 +72,7 @@ async def test_a_cancelled_lease_leaves_its_turn_to_the_next(
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_cancelled_request_leaves_its_turn_to_the_next(
+async def test_a_cancelled_request_frees_its_lease_for_the_next(
     internet: FakeInternet, make_gate: MakeGate, turns: int
 ) -> None:
     async def get(session: aiohttp.ClientSession, url: str) -> None:
@@ -94,7 +94,7 @@ async def test_a_cancelled_request_leaves_its_turn_to_the_next(
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_cancelled_get_leaves_url_and_turn_to_the_next(
+async def test_a_cancelled_get_leaves_url_and_lease_to_the_next(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, turns: int
 ) -> None:
     got: list[str] = []

@@ -1,6 +1,6 @@
 """Crawls of up to two hundred hosts, judged by the hosts' own logs: no promise is broken.
 
-Name resolution takes 0 to 300 ms at random, so requests arrive later than their turns were
+Name resolution takes 0 to 300 ms at random, so requests arrive later than their leases were
 granted. A clock that counts from the wrong moment is therefore detected.
 """
 
@@ -98,7 +98,7 @@ async def crawled(internet: FakeInternet, way: Way, hosts: int) -> World:
 
 
 @pytest.mark.parametrize("way", [by_session, by_lease])
-async def test_no_promise_is_broken_and_every_page_is_had_once(
+async def test_a_crawl_violates_no_rule_of_a_site_and_fetches_every_page_once(
     internet: FakeInternet, way: Way
 ) -> None:
     world = await crawled(internet, way, HOSTS)
@@ -106,7 +106,9 @@ async def test_no_promise_is_broken_and_every_page_is_had_once(
     assert world.fetched() == sorted(world.welcome)
 
 
-async def test_a_queue_of_everything_breaks_no_promise_either(internet: FakeInternet) -> None:
+async def test_a_queue_with_the_urls_of_all_hosts_violates_no_rule_of_a_site(
+    internet: FakeInternet,
+) -> None:
     world = World(internet, HOSTS)
 
     async def work(queue: PoliteQueue, session: aiohttp.ClientSession) -> None:
@@ -142,7 +144,7 @@ async def test_a_queue_of_everything_breaks_no_promise_either(internet: FakeInte
     assert world.fetched() == sorted(world.welcome)
 
 
-async def test_a_clock_counted_from_the_grant_would_show(
+async def test_an_interval_counted_from_the_grant_is_found_by_the_judge(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check is effective: it detects the defect that it is meant to detect."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,12 +23,6 @@ SPAN = 20.0
 """Virtual seconds over which pages are counted: longer than any dead host takes to fail."""
 MANY = 2_000 if LONG else 600
 """Number of dead hosts: at least three times as many as are asked at the same time."""
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 class Crawl:
@@ -120,7 +114,7 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
     some_of([(200, "one"), (10, "one"), (25, "many"), (10, "many"), (25, "one")], 2),
 )
 @pytest.mark.parametrize("kind", KINDS)
-async def test_embedded(
+async def test_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, count: int, sites: str
 ) -> None:
     hosts = dead_hosts(internet, kind, count, sites=sites)
@@ -128,7 +122,7 @@ async def test_embedded(
 
 
 @pytest.mark.parametrize("kind", [*(KINDS if LONG else ()), "all"])
-async def test_embedded_with_many_more(
+async def test_thousands_of_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,

@@ -34,7 +34,7 @@ A = "http://a.test"
 # -- the policy is read again at the grant
 
 
-async def test_a_path_that_is_denied_by_the_time_of_its_turn_is_not_asked_for(
+async def test_a_path_that_is_denied_by_the_time_of_its_grant_is_not_requested(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     open_, shut = "User-agent: *\nCrawl-delay: 100\n", "User-agent: *\nDisallow: /x\n"
@@ -44,7 +44,7 @@ async def test_a_path_that_is_denied_by_the_time_of_its_turn_is_not_asked_for(
         async with make_gate() as gate:
             waiting = asyncio.create_task(visit(gate, f"{A}/x", []))
             await clock.sleep(5.0)
-            asked = asyncio.create_task(gate.refresh(A))  # Its turn comes before the page's.
+            asked = asyncio.create_task(gate.refresh(A))  # Its lease comes before the page's.
             with pytest.raises(Denied) as refusal:
                 await waiting
             await asked
@@ -57,7 +57,7 @@ async def test_a_path_that_is_denied_by_the_time_of_its_turn_is_not_asked_for(
     assert decision.rule.text == "Disallow: /x"
 
 
-async def test_a_turn_goes_to_robots_txt_where_the_file_expired_and_places_are_kept(
+async def test_an_expired_robots_txt_is_fetched_first_and_waiters_keep_their_places(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     headers = {"Cache-Control": "max-age=600"}
@@ -80,7 +80,7 @@ async def test_a_turn_goes_to_robots_txt_where_the_file_expired_and_places_are_k
 
 
 @pytest.mark.parametrize("delay", [900, 2 * DAY])
-async def test_a_pace_slower_than_the_files_lifetime_leaves_turns_to_pages(
+async def test_an_interval_longer_than_the_files_lifetime_leaves_leases_to_pages(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, delay: float
 ) -> None:
     headers = {"Cache-Control": "max-age=600"}
@@ -102,7 +102,7 @@ async def test_a_pace_slower_than_the_files_lifetime_leaves_turns_to_pages(
 # -- robots.txt and pages
 
 
-async def test_robots_txt_and_pages_of_a_host_do_not_lock_each_other_out(
+async def test_robots_txt_and_pages_of_a_host_do_not_block_each_other(
     internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     for port in ("", ":8080", ":8081"):
@@ -119,7 +119,7 @@ async def test_robots_txt_and_pages_of_a_host_do_not_lock_each_other_out(
     assert len(log) == 15
 
 
-async def test_robots_txt_gives_its_turn_back_before_it_takes_the_next_of_its_host(
+async def test_a_redirected_robots_txt_ends_its_lease_before_the_next(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     site = internet.site("a.test")
@@ -136,7 +136,7 @@ async def test_robots_txt_gives_its_turn_back_before_it_takes_the_next_of_its_ho
     assert stats.pacing.in_flight == 0
 
 
-async def test_a_429_for_robots_txt_blocks_the_pages_of_the_host_too(
+async def test_a_429_for_robots_txt_blocks_the_pages_of_the_host(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     # The whole host, including its other origins.
@@ -164,7 +164,7 @@ async def test_a_429_for_robots_txt_blocks_the_pages_of_the_host_too(
     await internet.drive(run())
 
 
-async def test_a_name_that_does_not_exist_parks_the_host_until_asking_helps(
+async def test_a_name_that_does_not_exist_defers_its_host_until_the_next_try(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots("")
@@ -191,7 +191,7 @@ async def test_a_name_that_does_not_exist_parks_the_host_until_asking_helps(
     await internet.drive(run())
 
 
-async def test_parking_does_not_swallow_the_operators_block(
+async def test_a_block_of_the_operator_holds_for_a_host_that_does_not_exist(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.dns("a.test", Fail.NXDOMAIN)
@@ -236,7 +236,7 @@ async def test_too_many_waiters_are_not_held_against_the_origin(
 # -- visiting hours
 
 
-async def test_nobody_is_sent_who_would_arrive_after_closing_time(
+async def test_no_request_is_sent_that_would_arrive_after_the_visit_time(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nVisit-time: 1400-1414\n")
@@ -254,7 +254,7 @@ async def test_nobody_is_sent_who_would_arrive_after_closing_time(
     await internet.drive(run())
 
 
-async def test_slower_hours_count_for_whoever_would_arrive_in_them(
+async def test_a_request_that_arrives_in_slower_hours_is_paced_by_them(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots(

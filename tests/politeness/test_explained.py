@@ -90,7 +90,7 @@ async def test_a_block_names_the_answer_and_what_it_asked_for(
     assert re.search(r"block: 429 at 14:13, Retry-After 120 \(until 2026-09-21T14:15", views)
 
 
-async def test_a_block_of_the_operators_came_with_no_answer(
+async def test_a_block_by_the_operator_is_explained_without_a_response(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     async def run() -> None:
@@ -104,7 +104,7 @@ async def test_a_block_of_the_operators_came_with_no_answer(
 
 
 @pytest.mark.parametrize("status", [404, None])
-async def test_an_answer_that_says_nothing_of_pace_leaves_the_line_in_place(
+async def test_an_answer_without_a_refusal_leaves_the_line_in_force(
     internet: FakeInternet, make_gate: MakeGate, status: int | None
 ) -> None:
     internet.site("a.test").robots(TEN)
@@ -123,7 +123,7 @@ async def test_an_answer_that_says_nothing_of_pace_leaves_the_line_in_place(
 CUT = "crawl-delay 10 s from robots.txt line 7, capped at 5 s by pacing.max_interval"
 
 
-async def test_every_decision_says_that_the_cap_bites(
+async def test_every_decision_says_that_its_interval_is_capped(
     internet: FakeInternet, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots(TEN)
@@ -147,7 +147,7 @@ async def test_every_decision_says_that_the_cap_bites(
 
 
 @pytest.mark.parametrize("cap", [None, 10.0])
-async def test_a_cap_that_does_not_bite_is_not_mentioned(
+async def test_a_cap_above_the_interval_is_not_mentioned(
     internet: FakeInternet, make_gate: MakeGate, cap: float | None
 ) -> None:
     internet.site("a.test").robots(TEN)
@@ -161,7 +161,7 @@ async def test_a_cap_that_does_not_bite_is_not_mentioned(
     await internet.drive(run())
 
 
-async def test_a_cap_is_mentioned_at_the_hours_at_which_it_bites(
+async def test_a_cap_is_mentioned_at_the_hours_whose_interval_it_lowers(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots(BY_THE_HOUR)

@@ -34,7 +34,7 @@ def fill(internet: FakeInternet) -> list[str]:
     return [f"http://o{number}.test/" for number in range(OTHERS)]
 
 
-async def test_a_queue_gives_every_host_its_turn_when_it_is_due(
+async def test_a_queue_gives_a_lease_of_every_host_when_it_is_due(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     others = fill(internet)
@@ -66,7 +66,7 @@ async def test_a_queue_gives_every_host_its_turn_when_it_is_due(
     assert any("many" in url for url in got), "nor is the host itself forgotten"
 
 
-async def test_a_long_line_at_one_host_holds_up_no_other(
+async def test_many_waiters_at_one_host_delay_no_other_host(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     others = fill(internet)

@@ -74,14 +74,16 @@ async def test_the_first_page_waits_for_what_the_file_asks_for(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_it_waits_for_our_default_where_the_file_asks_for_nothing(
+async def test_the_first_page_waits_the_default_where_the_file_asks_for_nothing(
     internet: FakeInternet, way: str
 ) -> None:
     found = await waited(internet, WAYS[way], "User-agent: *\nDisallow: /no\n")
     assert found >= DEFAULT - EPSILON
 
 
-async def test_it_waits_for_our_default_where_there_is_no_file(internet: FakeInternet) -> None:
+async def test_the_first_page_waits_the_default_where_there_is_no_file(
+    internet: FakeInternet,
+) -> None:
     found = await waited(internet, _embedded, Page("gone", status=404))
     assert found >= DEFAULT - EPSILON
 
@@ -94,7 +96,7 @@ async def test_it_waits_for_our_default_where_there_is_no_file(internet: FakeInt
         {"pacing": {"default_interval": DEFAULT, "latency_factor": 1.0, "latency_floor": 7.0}},
     ],
 )
-async def test_never_less_than_the_operator_asks_for(
+async def test_the_first_page_waits_at_least_the_interval_of_the_operator(
     internet: FakeInternet, settings: dict[str, Any]
 ) -> None:
     text = "User-agent: *\nCrawl-delay: 2\n"

@@ -41,25 +41,25 @@ def kinds(*log: Line, wall: float = WALL, **manners: Manners) -> list[str]:
     return [breach.kind for breach in judge(log, by_origin, wall=wall)]
 
 
-def test_a_polite_visit_is_no_breach() -> None:
+def test_the_judge_finds_no_breach_in_a_polite_visit() -> None:
     log = (ROBOTS, Line(10.0, "/x"), Line(20.0, "/y"))
     assert kinds(*log, a=Manners(delay=10, denied=("/no",))) == []
 
 
-def test_hosts_have_nothing_to_do_with_each_other() -> None:
+def test_the_judge_counts_each_host_by_itself() -> None:
     assert kinds(ROBOTS, Line(0.1, "/robots.txt", host="b.test")) == []
 
 
-def test_the_ports_of_a_host_share_its_clock() -> None:
+def test_the_judge_counts_all_ports_of_a_host_together() -> None:
     assert kinds(ROBOTS, Line(0.1, "/robots.txt", host="a.test:8080")) == ["early"]
 
 
 @pytest.mark.parametrize("second", [9.9, 0.0])
-def test_too_early_after_a_start(second: float) -> None:
+def test_a_request_too_early_after_the_last_start_is_a_breach(second: float) -> None:
     assert kinds(ROBOTS, Line(second, "/x"), a=Manners(delay=10)) == ["early"]
 
 
-def test_too_early_after_a_response_head() -> None:
+def test_a_request_too_early_after_a_response_head_is_a_breach() -> None:
     log = (ROBOTS, Line(10.0, "/slow", answered=14.0), Line(23.0, "/y"))
     assert kinds(*log, a=Manners(delay=10)) == ["early"]
 
@@ -75,7 +75,7 @@ def test_before_the_file_is_read_the_usual_interval_counts() -> None:
     assert kinds(log[0], Line(1.0, "/robots.txt"), a=Manners(delay=10)) == []
 
 
-def test_an_older_request_counts_too() -> None:
+def test_a_request_too_early_after_an_older_one_is_a_breach() -> None:
     log = (ROBOTS, Line(5.0, "/a", answered=30.0), Line(15.0, "/b"), Line(32.0, "/c"))
     assert kinds(*log, a=Manners(delay=5, limit=9)) == ["early", "early"]
     assert kinds(*log, a=Manners(delay=0, limit=9)) == []
@@ -87,13 +87,13 @@ def test_rates_hold_in_their_hours() -> None:
     assert kinds(ROBOTS, Line(45.0, "/x"), Line(80.0, "/y"), a=slow) == ["early", "early"]
 
 
-def test_too_many_at_once() -> None:
+def test_too_many_requests_in_flight_are_a_breach() -> None:
     log = (ROBOTS, Line(1.0, "/x", ended=5.0), Line(3.0, "/y"))
     assert kinds(*log) == ["crowd"]
     assert kinds(*log, a=Manners(limit=2)) == []
 
 
-def test_one_that_never_ended_is_in_flight() -> None:
+def test_a_request_that_never_ended_counts_as_in_flight() -> None:
     assert kinds(ROBOTS, Line(1.0, "/x", ended=None), Line(9.0, "/y")) == ["crowd"]
 
 
@@ -106,54 +106,56 @@ def test_one_that_never_ended_is_in_flight() -> None:
     ],
 )
 @pytest.mark.parametrize("status", [429, 503])
-def test_inside_a_block(status: int, headers: dict[str, str], free_at: float) -> None:
+def test_a_request_inside_a_block_is_a_breach(
+    status: int, headers: dict[str, str], free_at: float
+) -> None:
     turned_away = Line(1.0, "/x", status=status, headers=headers)
     assert kinds(ROBOTS, turned_away, Line(free_at - 0.1, "/x")) == ["block"]
     assert kinds(ROBOTS, turned_away, Line(free_at, "/x")) == []
 
 
-def test_a_block_concerns_robots_txt_and_other_ports_too() -> None:
+def test_a_block_holds_for_robots_txt_and_other_ports() -> None:
     turned_away = Line(1.0, "/x", status=429, headers={"Retry-After": "30"})
     log = (ROBOTS, turned_away, Line(9.0, "/robots.txt", host="a.test:8080"))
     assert kinds(*log) == ["block"]
 
 
-def test_outside_the_hours() -> None:
+def test_a_request_outside_the_visit_times_is_a_breach() -> None:
     site = Manners(visits=(("1430", "1445"),))
     assert kinds(ROBOTS, Line(10.0, "/x"), a=site) == ["window"]
     assert kinds(ROBOTS, Line(1000.0, "/x"), Line(1959.9, "/y"), a=site) == []
     assert kinds(ROBOTS, Line(1960.0, "/x"), a=site) == ["window"]
 
 
-def test_hours_may_go_past_midnight() -> None:
+def test_visit_times_may_go_past_midnight() -> None:
     site = Manners(visits=(("2300", "0100"),))
     assert kinds(ROBOTS, Line(10.0, "/x"), a=site, wall=WALL + 10 * 3600) == []
 
 
-def test_a_denied_path() -> None:
+def test_a_request_for_a_denied_path_is_a_breach() -> None:
     assert kinds(ROBOTS, Line(2.0, "/no/x"), a=Manners(denied=("/no",))) == ["denied"]
 
 
-def test_a_page_before_its_robots_txt() -> None:
+def test_a_page_requested_before_its_robots_txt_is_a_breach() -> None:
     assert kinds(Line(0.0, "/x"), Line(2.0, "/robots.txt")) == ["unasked"]
 
 
-def test_a_page_while_robots_txt_is_being_answered() -> None:
+def test_a_page_requested_before_robots_txt_is_answered_is_a_breach() -> None:
     log = (Line(0.0, "/robots.txt", answered=5.0), Line(2.0, "/x", answered=3.0))
     assert kinds(*log, a=Manners(limit=2, default=0)) == ["unasked"]
 
 
 @pytest.mark.parametrize("status", [429, 500, None])
-def test_an_unreachable_robots_txt_is_none(status: int | None) -> None:
+def test_a_page_requested_after_an_unreachable_robots_txt_is_a_breach(status: int | None) -> None:
     robots = Line(0.0, "/robots.txt", status=status, headers={"Retry-After": "0"})
     assert kinds(robots, Line(2.0, "/x")) == ["unasked"]
 
 
-def test_a_missing_robots_txt_is_an_answer() -> None:
+def test_a_page_requested_after_a_missing_robots_txt_is_no_breach() -> None:
     assert kinds(Line(0.0, "/robots.txt", status=404), Line(2.0, "/x")) == []
 
 
-def test_the_file_of_another_port_is_none() -> None:
+def test_a_page_requested_after_the_robots_txt_of_another_port_is_a_breach() -> None:
     assert kinds(ROBOTS, Line(2.0, "/x", host="a.test:8080")) == ["unasked"]
 
 
@@ -165,7 +167,7 @@ def test_a_robots_txt_that_leads_elsewhere_is_answered_there() -> None:
     assert kinds(moved, Line(4.0, "/x")) == ["unasked"]
 
 
-def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_again() -> None:
+def test_a_redirected_robots_txt_may_be_requested_again_before_it_was_read() -> None:
     slow, moved = Manners(delay=10.0), {"Location": "http://b.test/r.txt"}
     first = Line(0.0, "/robots.txt", status=301, headers=moved)
     there = Line(3.0, "/r.txt", host="b.test")
@@ -176,14 +178,14 @@ def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_a
     assert kinds(first, there, Line(5.0, "/x"), a=slow) == ["early"]
 
 
-def test_what_a_robots_txt_leads_to_has_a_clock_and_needs_no_permission() -> None:
+def test_the_target_of_a_redirected_robots_txt_has_a_clock_and_needs_no_permission() -> None:
     moved = Line(0.0, "/robots.txt", status=301, headers={"Location": "/private/r.txt"})
     private = Manners(denied=("/private",))
     assert kinds(moved, Line(1.0, "/private/r.txt"), a=private) == []
     assert kinds(moved, Line(0.9, "/private/r.txt"), a=private) == ["early"]
 
 
-def test_a_hop_that_its_own_host_denies_or_was_not_asked_about() -> None:
+def test_a_hop_to_a_host_that_denies_it_or_was_not_asked_is_a_breach() -> None:
     led = Line(2.0, "/go", status=302, headers={"Location": "http://b.test/no"})
     there = Line(4.0, "/no", host="b.test")
     asked = Line(1.0, "/robots.txt", host="b.test")
@@ -192,14 +194,14 @@ def test_a_hop_that_its_own_host_denies_or_was_not_asked_about() -> None:
     assert kinds(ROBOTS, led, asked, there) == []
 
 
-def test_a_breach_says_what_happened() -> None:
+def test_the_text_of_a_breach_says_what_happened() -> None:
     (breach,) = judge((ROBOTS, Line(0.5, "/x")), {}, wall=WALL)
     assert str(breach) == (
         "0.500 early: http://a.test/x: 0.500 s after /robots.txt, 1 s were asked for"
     )
 
 
-def test_manners_say_in_robots_txt_what_they_are() -> None:
+def test_manners_write_their_rules_as_robots_txt() -> None:
     manners = Manners(
         delay=2.5, rates=((1, 7, ("0600", "0845")),), visits=(("0100", "0200"),), denied=("/no",)
     )

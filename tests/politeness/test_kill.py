@@ -30,7 +30,7 @@ HOSTS = 24
 KILLS = 8 if LONG else 4
 SEEDS = [1, 7] if LONG else [7]
 RESOLVING = 0.3
-"""Most seconds that a lookup takes, and so a request from its turn to its site."""
+"""Most seconds that a lookup takes, and so a request from its lease to its site."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -142,7 +142,7 @@ async def crawler(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Crawl
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_sites_do_not_notice_that_it_was_killed(
+async def test_a_crawl_killed_and_restarted_violates_no_rule_of_a_site(
     internet: FakeInternet, crawler: Crawler, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -173,7 +173,7 @@ async def test_the_sites_do_not_notice_that_it_was_killed(
     assert set(world.fetched()) == world.welcome
 
 
-def kept_what_was_owed(world: World, breach: Breach, starts: list[float], lost: set[int]) -> bool:
+def is_excused(world: World, breach: Breach, starts: list[float], lost: set[int]) -> bool:
     """Return True for a breach by a robots.txt request in another hour than the host's last
     request, for which the file has another rate, if the interval of that last hour was observed.
 
@@ -204,7 +204,7 @@ def kept_what_was_owed(world: World, breach: Breach, starts: list[float], lost: 
 
 @pytest.mark.parametrize("room", [131_072, 0])
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed(
+async def test_a_crawl_killed_on_a_full_disk_violates_no_rule_of_a_site(
     internet: FakeInternet, crawler: Crawler, seed: int, room: int
 ) -> None:
     """No space is left except what the journal had reserved, or not even that."""
@@ -241,9 +241,7 @@ async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed
             }
         await clock.elapse(rng.choice((0.0, 0.3, 2.0)))
         assert [
-            str(one)
-            for one in world.breaches(lost)
-            if not kept_what_was_owed(world, one, starts, lost)
+            str(one) for one in world.breaches(lost) if not is_excused(world, one, starts, lost)
         ] == []
     assert lives > 3
     assert set(world.fetched()) == world.welcome
@@ -253,7 +251,7 @@ SLOW = {"slow.test": 8.0, "slower.test": 20.0, "plain.test": 1.0}
 
 
 @pytest.mark.parametrize("jump", some_of([-7200.0, 7200.0, 30 * 86_400.0, -86_400.0], 2))
-async def test_the_sites_do_not_notice_that_the_wall_clock_was_set_meanwhile(
+async def test_a_crawl_killed_while_the_wall_clock_is_set_violates_no_rule_of_a_site(
     internet: FakeInternet, crawler: Crawler, jump: float
 ) -> None:
     clock = internet.clock

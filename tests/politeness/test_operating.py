@@ -53,7 +53,7 @@ async def test_dry_run_decides_and_counts_and_waits_for_nothing(
     assert stats.pacing.dry_seconds == pytest.approx(50 + 100 + 150, abs=1)
 
 
-async def test_pause_and_block_hold_and_outlive_the_gate(
+async def test_a_pause_and_a_block_hold_and_survive_the_gate(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     for name in ("paused", "blocked", "free"):
@@ -140,7 +140,7 @@ async def test_hosts_that_failed_wait_while_our_own_network_is_down_and_probes_g
     assert log
 
 
-async def test_a_host_that_answers_goes_on_and_its_answer_ends_the_fault(
+async def test_a_host_that_answers_goes_on_and_ends_a_local_fault(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("known.test").robots("")
@@ -165,7 +165,7 @@ async def test_a_host_that_answers_goes_on_and_its_answer_ends_the_fault(
     assert len(log) == 1
 
 
-async def test_those_who_wait_can_leave_and_close_during_a_fault(
+async def test_waiters_can_be_cancelled_and_closed_during_a_local_fault(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("known.test").on("/robots.txt", "", CloseSilently())
@@ -189,7 +189,7 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
             await clock.sleep(1.0)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-            assert gate.stats().pacing.waiting <= 1, "a probe for its turn, at most"
+            assert gate.stats().pacing.waiting <= 1, "a probe that waits for its lease, at most"
 
     await internet.drive(run())
 
@@ -197,7 +197,7 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
 # -- what is learnt applies
 
 
-async def test_a_pace_counts_from_the_robots_txt_that_told_it_also_after_a_restart(
+async def test_an_interval_counts_from_the_robots_txt_request_that_brought_it(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3600\n")
@@ -218,7 +218,7 @@ async def test_a_pace_counts_from_the_robots_txt_that_told_it_also_after_a_resta
     assert log[0][1] >= site.requests[0].at + 3600 - EPSILON
 
 
-async def test_robots_txt_is_asked_for_again_at_the_pace_that_it_told(
+async def test_robots_txt_is_fetched_again_at_the_interval_it_asks_for(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 30\n")
@@ -232,7 +232,7 @@ async def test_robots_txt_is_asked_for_again_at_the_pace_that_it_told(
     assert all(gap >= 30.0 - EPSILON for gap in site.gaps())
 
 
-async def test_a_hold_of_one_host_holds_nobody_else(
+async def test_a_host_that_does_not_answer_delays_no_other_host(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     hold = Hold()
@@ -254,7 +254,7 @@ async def test_a_hold_of_one_host_holds_nobody_else(
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
+async def test_an_overloaded_site_is_asked_again_at_retry_at(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, seed: int
 ) -> None:
     """Its block lasts a little longer than the file's own wait, by a random amount."""
@@ -272,7 +272,9 @@ async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
     assert await internet.drive(run()) == (Verdict.DEFER, Verdict.ALLOW)
 
 
-async def test_a_block_until_no_moment_lifts_none(clock: VirtualClock, make_gate: MakeGate) -> None:
+async def test_a_block_until_a_time_that_is_no_number_lifts_no_block(
+    clock: VirtualClock, make_gate: MakeGate
+) -> None:
     async with make_gate() as gate:
         gate.parts.scheduler.block("a.test", clock.wall() + 60, PARKED)
         with pytest.raises(ConfigError, match="is not a moment"):

@@ -25,7 +25,7 @@ async def held(gate: Gatekeeper) -> bool:
 
 
 async def pace(gate: Gatekeeper, clock: VirtualClock, url: str = "http://a.test/x") -> float:
-    """Return the seconds between two turns."""
+    """Return the seconds between two leases."""
     at: list[float] = []
     for _ in range(2):
         async with gate.lease(url) as lease:
@@ -35,7 +35,7 @@ async def pace(gate: Gatekeeper, clock: VirtualClock, url: str = "http://a.test/
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-async def test_pause_and_block_hold_the_host_that_is_meant(
+async def test_a_pause_and_a_block_hold_under_any_spelling_of_the_host(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, spelling: str
 ) -> None:
     internet.site("a.test").robots("")
@@ -54,7 +54,9 @@ async def test_pause_and_block_hold_the_host_that_is_meant(
     await internet.drive(run())
 
 
-async def test_what_names_no_host_is_refused(make_gate: MakeGate, internet: FakeInternet) -> None:
+async def test_text_that_names_no_host_is_refused(
+    make_gate: MakeGate, internet: FakeInternet
+) -> None:
     async def run() -> None:
         async with make_gate() as gate:
             for method in (gate.pause, gate.resume, gate.why):
@@ -69,7 +71,7 @@ async def test_what_names_no_host_is_refused(make_gate: MakeGate, internet: Fake
 
 
 @pytest.mark.parametrize("match", [*SPELLINGS, "*.test", "*"])
-async def test_an_interval_at_run_time_is_in_force_until_the_next_word(
+async def test_an_interval_set_at_run_time_holds_until_the_next_rule(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, match: str
 ) -> None:
     internet.site("a.test").robots("")
@@ -85,7 +87,7 @@ async def test_an_interval_at_run_time_is_in_force_until_the_next_word(
     assert await internet.drive(run()) == pytest.approx([1.0, 50.0, 1.0])
 
 
-async def test_the_configured_word_is_replaced_too(
+async def test_a_rule_set_at_run_time_replaces_the_configured_one(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots("")
@@ -100,7 +102,7 @@ async def test_the_configured_word_is_replaced_too(
     assert await internet.drive(run()) == pytest.approx([7.0, 1.0])
 
 
-async def test_a_new_word_replaces_the_earlier_one_whole(
+async def test_a_new_rule_replaces_the_earlier_one_whole(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
@@ -169,7 +171,7 @@ async def test_an_unknown_group_is_refused_and_changes_nothing(
         ("https://a.test/", "http://a.test/x"),
     ],
 )
-async def test_a_configured_word_applies_however_the_host_is_spelt(
+async def test_a_configured_rule_holds_for_every_spelling_of_its_host(
     internet: FakeInternet, make_gate: MakeGate, match: str, url: str
 ) -> None:
     host: list[dict[str, Any]] = [{"match": match, "robots": "deny", "reason": "asked to"}]

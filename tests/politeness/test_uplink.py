@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -16,14 +16,9 @@ from gatekeeper.session import session_gate
 from gatekeeper.storage.memory import MemoryStorage
 from tests.effort import some_of
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
+from tests.pacing_support import scopes_of
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 class Crawl:
@@ -105,7 +100,7 @@ HOSTS = [f"warm{n}.test" for n in range(5)]
 
 @pytest.mark.parametrize("how", ["no route", "silent"])
 @pytest.mark.parametrize(("hosts", "every"), some_of([(3, None), (5, None), (0, 0.2), (5, 0.4)], 2))
-async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
+async def test_a_lost_uplink_is_found_soon_counts_against_no_host_and_ends_at_once(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,
@@ -135,7 +130,7 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
             gate = crawl.gate
             for host in HOSTS[:hosts]:
                 assert {view.kind for view in await gate.why(host)} <= KINDS
-                scope = gate.parts.scheduler._memory.find(host)
+                scope = scopes_of(gate.parts.scheduler).get(host)
                 assert scope is not None
                 assert scope.history is None or not scope.history.errors
             stored = [await storage.load_origin(f"http://new{n}.test") for n in range(700)]
@@ -158,7 +153,7 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
 
 @pytest.mark.parametrize("how", ["no route", "silent"])
 @pytest.mark.parametrize("hosts", [3, 5])
-async def test_a_fault_ends_though_requests_that_hang_hold_every_turn(
+async def test_a_local_fault_ends_though_hanging_requests_hold_every_lease(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,
@@ -189,7 +184,7 @@ async def test_a_fault_ends_though_requests_that_hang_hold_every_turn(
             assert [told for _, told in crawl.changes] == [True, False]
             assert crawl.gate.ready
             assert await crawl.gate.allowed("http://new.test/")
-            assert len(crawl.pages) == pages, "each turn is held by a request that hangs"
+            assert len(crawl.pages) == pages, "each lease is held by a request that hangs"
             assert all(site.most_concurrent == 1 for site in sites), "a probe is no request"
             for task in tasks:
                 task.cancel()

@@ -26,7 +26,7 @@ def drain(backlog: Backlog) -> list[str]:
     return [backlog.pop()[2] for _ in range(len(backlog))]
 
 
-def test_first_come_first_served_through_the_file(overflow: OverflowFile) -> None:
+def test_urls_come_in_the_order_of_arrival_through_the_file(overflow: OverflowFile) -> None:
     backlog = Backlog(1, overflow, 4, ARRIVALS)
     urls = [f"u{number}" for number in range(2000)]
     for url in urls:
@@ -36,7 +36,7 @@ def test_first_come_first_served_through_the_file(overflow: OverflowFile) -> Non
     assert overflow.rows == 0
 
 
-def test_lanes_are_kept_apart(overflow: OverflowFile) -> None:
+def test_backlogs_in_one_file_do_not_mix(overflow: OverflowFile) -> None:
     lanes = [Backlog(number, overflow, 2, ARRIVALS) for number in range(3)]
     for number in range(30):
         lanes[number % 3].put(f"u{number}", 0)
@@ -44,7 +44,7 @@ def test_lanes_are_kept_apart(overflow: OverflowFile) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_mixture_comes_out_in_order(overflow: OverflowFile, seed: int) -> None:
+def test_urls_of_any_priorities_come_in_order(overflow: OverflowFile, seed: int) -> None:
     rng = random.Random(seed)
     backlog = Backlog(7, overflow, 3, ARRIVALS)
     waiting: list[tuple[float, int, str]] = []
@@ -67,7 +67,7 @@ def test_any_mixture_comes_out_in_order(overflow: OverflowFile, seed: int) -> No
         assert backlog.rank() <= min(waiting, default=(0.0,))[0]
 
 
-def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
+def test_the_overflow_file_is_made_at_its_path_and_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "scratch.sqlite"
     overflow = OverflowFile(path)
     backlog = Backlog(1, overflow, 1, ARRIVALS)
@@ -79,7 +79,7 @@ def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_full_disk_costs_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_url_and_a_later_put_works(tmp_path: Path) -> None:
     overflow = OverflowFile(tmp_path / "scratch.sqlite")
     backlog = Backlog(1, overflow, 2, ARRIVALS)
     urls = [f"https://a.example/{number}/" + "x" * 500 for number in range(3000)]
@@ -126,7 +126,7 @@ def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
     overflow.close()
 
 
-def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
+def test_an_entry_is_put_back_without_writing_to_the_file(tmp_path: Path) -> None:
     overflow = OverflowFile(tmp_path / "missing" / "scratch.sqlite")
     backlog = Backlog(1, overflow, 1, ARRIVALS)
     backlog.put("first", 0)
@@ -137,7 +137,7 @@ def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
     overflow.close()
 
 
-def test_an_empty_backlog_has_nothing(overflow: OverflowFile) -> None:
+def test_pop_of_an_empty_backlog_raises_index_error(overflow: OverflowFile) -> None:
     with pytest.raises(IndexError):
         Backlog(1, overflow, 1, ARRIVALS).pop()
 
@@ -161,7 +161,7 @@ OBJECTS = [
 ]
 
 
-def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: OverflowFile) -> None:
+def test_payloads_come_back_with_their_urls_and_types(overflow: OverflowFile) -> None:
     backlog = Backlog(1, overflow, 2, ARRIVALS)
     given = [*PLAIN, *OBJECTS] * 100
     for number, data in enumerate(given):
@@ -179,7 +179,7 @@ def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: Overflow
     assert not overflow._objects
 
 
-def test_a_payload_that_holds_itself_stays_in_memory(overflow: OverflowFile) -> None:
+def test_a_payload_that_contains_itself_stays_in_memory(overflow: OverflowFile) -> None:
     backlog = Backlog(1, overflow, 1, ARRIVALS)
     endless: list[object] = []
     endless.append(endless)
@@ -193,7 +193,7 @@ def put_many(backlog: Backlog, count: int) -> None:
         backlog.put("u", 0, Thing())
 
 
-def test_what_can_t_be_written_down_is_bounded(overflow: OverflowFile) -> None:
+def test_payloads_that_cannot_be_written_are_bounded(overflow: OverflowFile) -> None:
     few = OverflowFile(max_objects=10)
     backlog = Backlog(1, few, 2, ARRIVALS)
     with pytest.raises(StorageError, match=r"holds 10 payloads .* this Thing: use plain values"):

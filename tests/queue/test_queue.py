@@ -63,7 +63,7 @@ async def test_urls_come_back_when_their_host_is_due(virtual_internet: FakeInter
     assert [decision.url for decision in denied] == ["http://quick.test/no"]
 
 
-async def test_a_turn_got_in_another_task_is_adopted_where_it_is_used(
+async def test_a_lease_got_in_another_task_is_adopted_where_it_is_used(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots("").page("/x", "mine")
@@ -84,7 +84,9 @@ async def test_a_turn_got_in_another_task_is_adopted_where_it_is_used(
     assert site.paths == ["/robots.txt", "/x"]
 
 
-async def test_whoever_hands_turns_on_keeps_nothing_of_them(internet: FakeInternet) -> None:
+async def test_a_task_that_hands_leases_on_keeps_no_reference_to_them(
+    internet: FakeInternet,
+) -> None:
     site = internet.site("a.test").robots("")
     config = Config.from_dict(
         {
@@ -117,7 +119,7 @@ async def test_whoever_hands_turns_on_keeps_nothing_of_them(internet: FakeIntern
     assert site.paths == ["/robots.txt", *paths]
 
 
-async def test_a_turn_that_ran_out_before_it_was_used_holds_nobody_up(
+async def test_a_lease_that_expired_before_its_use_delays_nobody(
     virtual_internet: FakeInternet,
 ) -> None:
     internet, clock = virtual_internet, virtual_internet.clock
@@ -146,7 +148,9 @@ async def test_a_turn_that_ran_out_before_it_was_used_holds_nobody_up(
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_no_get_outlasts_the_gate(virtual_internet: FakeInternet, *, known: bool) -> None:
+async def test_a_get_ends_when_the_gate_closes(
+    virtual_internet: FakeInternet, *, known: bool
+) -> None:
     internet, clock = virtual_internet, virtual_internet.clock
     assert isinstance(clock, VirtualClock)
     internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 10\n")

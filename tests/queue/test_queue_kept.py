@@ -37,7 +37,7 @@ async def drain(queue: PoliteQueue) -> list[tuple[str, Any]]:
     return found
 
 
-async def test_join_waits_for_what_an_earlier_queue_left(tmp_path: Path) -> None:
+async def test_join_waits_for_urls_that_an_earlier_queue_left(tmp_path: Path) -> None:
     keep = tmp_path / "queue.sqlite"
     async with gate() as opened:
         async with PoliteQueue(opened, keep=keep) as queue:
@@ -50,7 +50,7 @@ async def test_join_waits_for_what_an_earlier_queue_left(tmp_path: Path) -> None
             await joining
 
 
-async def test_what_was_put_and_not_done_comes_back_in_order(tmp_path: Path) -> None:
+async def test_urls_put_and_not_done_come_back_in_order(tmp_path: Path) -> None:
     keep = tmp_path / "queue.sqlite"
     async with gate() as opened:
         async with PoliteQueue(opened, keep=keep) as queue:
@@ -76,7 +76,7 @@ async def test_what_was_put_and_not_done_comes_back_in_order(tmp_path: Path) -> 
     ]
 
 
-async def test_what_was_given_back_or_denied_is_kept_or_done(tmp_path: Path) -> None:
+async def test_urls_given_back_are_kept_and_denied_ones_are_done(tmp_path: Path) -> None:
     keep = tmp_path / "queue.sqlite"
     denied: list[str] = []
     async with gate("d.example") as opened:
@@ -107,7 +107,7 @@ async def test_data_that_is_not_plain_is_refused_and_nothing_is_added(tmp_path: 
         assert await drain(queue) == [("http://a.example/", ["a", "list"])]
 
 
-async def test_one_queue_at_a_time_has_the_file(tmp_path: Path) -> None:
+async def test_a_second_queue_on_one_file_is_refused(tmp_path: Path) -> None:
     keep = tmp_path / "queue.sqlite"
     async with gate() as opened, PoliteQueue(opened, keep=keep):
         with pytest.raises(StorageError, match="one process at a time"):
@@ -140,7 +140,7 @@ asyncio.run(main())
 """
 
 
-async def test_kill_9_loses_nothing_and_repeats_what_was_in_hand(tmp_path: Path) -> None:
+async def test_kill_9_loses_no_url_and_repeats_those_in_hand(tmp_path: Path) -> None:
     keep = tmp_path / "queue.sqlite"
     done = subprocess.run(
         [sys.executable, "-c", VICTIM, str(keep)],
@@ -160,7 +160,7 @@ async def test_kill_9_loses_nothing_and_repeats_what_was_in_hand(tmp_path: Path)
     assert of_its_host == [*sorted(set(of_its_host) - {in_hand}), in_hand]
 
 
-async def test_a_url_that_ends_each_process_keeps_no_other_from_coming(tmp_path: Path) -> None:
+async def test_a_url_that_kills_each_process_does_not_hold_back_the_others(tmp_path: Path) -> None:
     keep, seen = tmp_path / "queue.sqlite", []
     async with gate() as opened:
         async with PoliteQueue(opened, keep=keep) as queue:

@@ -136,7 +136,9 @@ def layout(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @given(rules=RULES, path=PATHS)
-def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
+def test_rfc9309_verdicts_equal_a_naive_reader(
+    layout: None, rules: list[tuple[str, str]], path: str
+) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
     expected = naive_rfc(rules, path)
 
@@ -154,7 +156,7 @@ def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
         assert (match.rule and match.rule.line) == (named and named.line)
 
 
-def test_files_in_the_shape_of_real_ones(layout: None) -> None:
+def test_verdicts_on_realistic_files_equal_a_naive_reader(layout: None) -> None:
     asked = 0
     for site in generate(60, urls=6, seed=1)[::2]:  # every second one is asked for a named robot
         robots = RobotsTxt.parse(site.body)
@@ -187,7 +189,7 @@ NEAR_RULES = st.lists(
 
 
 @given(rules=NEAR_RULES, path=NEAR)
-def test_the_robots_txt_itself_is_allowed_and_no_path_beside_it(
+def test_only_the_exact_path_of_robots_txt_is_always_allowed(
     layout: None, rules: list[tuple[str, str]], path: str
 ) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
@@ -220,14 +222,16 @@ def test_rfc9309_candidates_are_the_rules_that_match(
 
 
 @given(text=st.text("ab", max_size=40), parts=st.lists(st.text("ab", max_size=20), max_size=20))
-def test_pieces_that_stand_in_a_text(text: str, parts: list[str]) -> None:
+def test_the_piece_index_finds_every_piece_in_a_text(text: str, parts: list[str]) -> None:
     found = patterns.PieceIndex(parts).find_in(patterns.CountedText(text, patterns.StepBudget()))
     assert sorted(found) == [number for number, part in enumerate(parts) if part in text]
 
 
 @pytest.mark.parametrize(("dialect", "naive"), [("1996", naive_1996), ("1994", naive_1994)])
 @given(rules=RULES, path=PATHS)
-def test_older_dialects(dialect: str, naive, rules: list[tuple[str, str]], path: str) -> None:
+def test_verdicts_of_older_dialects_equal_a_naive_reader(
+    dialect: str, naive, rules: list[tuple[str, str]], path: str
+) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect=dialect).policy("bot")
     assert policy.allows(path, "") is naive(rules, path)
     assert policy.match_path(path).allowed is naive(rules, path)
@@ -237,7 +241,7 @@ URLS = st.lists(st.one_of(PIECES, st.sampled_from(["#", "..", "/.", "%2e", "%2E/
 
 
 @given(rules=RULES, urls=st.lists(URLS.map("".join).map("http://a.example/{}".format), max_size=8))
-def test_whole_urls_are_answered_as_their_paths(
+def test_whole_urls_are_judged_like_their_paths(
     layout: None, rules: list[tuple[str, str]], urls: list[str]
 ) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
@@ -252,7 +256,7 @@ PLAIN = TEXTS.filter(lambda path: "/." not in path)
 
 
 @given(rules=RULES, path=PLAIN, dialect=st.sampled_from(["rfc9309", "2.0", "1996", "1994"]))
-def test_the_quick_roads_lead_where_the_long_one_does(
+def test_the_fast_paths_give_the_verdict_of_the_full_match(
     layout: None, rules: list[tuple[str, str]], path: str, dialect: str
 ) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect=dialect).policy("bot")
@@ -297,7 +301,7 @@ def naive_shell(pattern: str, path: str) -> bool:
 
 
 @given(value=SHELL, path=PLAIN_PATHS)
-def test_shell_patterns(value: str, path: str) -> None:
+def test_shell_patterns_of_2_0_equal_a_naive_matcher(value: str, path: str) -> None:
     text = f"User-agent: *\nRobot-version: 2.0\nDisallow: {value}\n"
     policy = RobotsTxt.parse(text, dialect="2.0").policy("bot")
     assert policy.allows(path, "") is not (bool(value) and naive_shell(value, path))

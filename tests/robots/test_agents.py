@@ -36,7 +36,7 @@ from gatekeeper.robots import RobotsTxt, product_token
         ("Mozilla/5.0 (compatible; ;", "Mozilla"),
     ],
 )
-def test_product_token(user_agent: str, token: str) -> None:
+def test_the_product_token_of_a_user_agent_is_found(user_agent: str, token: str) -> None:
     assert product_token(user_agent) == token
 
 

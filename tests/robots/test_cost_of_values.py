@@ -8,9 +8,8 @@ with itself only, so that a busy machine makes nothing of it fail.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -61,6 +60,8 @@ HEADERS = {
 }
 PLACES = ("start", "middle", "end")
 
+pytestmark = pytest.mark.usefixtures("no_collector")
+
 
 def grown(value: str, filling: str, place: str, size: int) -> str:
     many = filling * (size // len(filling.encode()))
@@ -109,14 +110,6 @@ def _no_faster(work: Callable[[str], object], small: str, large: str, factor: fl
         if taken <= FLOOR or taken <= factor * least(lambda: work(small), 2):
             return True
     return False
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    """A collection walks what other tests left, so that a long text seems to cost more."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("field", VALUES)

@@ -28,7 +28,7 @@ def test_stricter_reading_wins_and_is_named() -> None:
     assert [candidate.line for candidate in match.candidates] == [3]
 
 
-def test_declared_reading_alone_can_be_asked_for() -> None:
+def test_the_declared_dialect_alone_can_be_chosen() -> None:
     """DIA-03: that the RFC reads it otherwise is still told."""
     match = ask(EXPLICIT, "/pics/y", conflicts="declared")
     assert (match.allowed, match.dialect, match.conflict) == (True, Dialect.V2, True)
@@ -73,7 +73,7 @@ def test_blank_line_ends_a_versioned_set_but_not_for_the_rfc() -> None:
         "User-agent: X\nRobot-version: 0.2\n",
     ],
 )
-def test_misplaced_or_unreadable_version_counts_for_nothing(head: str) -> None:
+def test_a_misplaced_or_unreadable_version_is_ignored(head: str) -> None:
     """V2-06, V2-08, DIA-07"""
     match = ask(head + "Disallow: /pics\n", "/pics/y")
     assert (match.allowed, match.dialect) == (False, Dialect.RFC9309)
@@ -141,14 +141,14 @@ def test_same_name_with_and_without_version_is_not_merged() -> None:
     assert ask(text, "/data/index.html", conflicts="declared").allowed
 
 
-def test_version_of_another_set_changes_nothing_here() -> None:
+def test_the_version_of_another_rule_set_does_not_change_a_set() -> None:
     """V2-14"""
     text = "User-agent: Y\nRobot-version: 2.0\nDisallow: *\n\nUser-agent: X\nDisallow: /a\n"
     match = ask(text, "/a/b")
     assert (match.allowed, match.dialect) == (False, Dialect.RFC9309)
 
 
-def test_comment_rule_goes_by_the_set() -> None:
+def test_a_comment_sign_is_read_by_the_dialect_of_its_rule_set() -> None:
     """DIA-11: in a 2.0 set `#` needs a blank before it, elsewhere it does not."""
     text = "User-agent: X\nRobot-version: 2.0\nDisallow: /a#b\n"
     assert RobotsTxt.parse(text, dialect="2.0").policy("X").allowed("/a")
@@ -165,7 +165,7 @@ def test_an_escaped_octet_in_a_rule_changes_no_other_rule() -> None:
             assert not policy.allowed(path), (rules, path)
 
 
-def test_struck_precedence_can_be_asked_for() -> None:
+def test_the_precedence_rule_struck_from_the_2_0_draft_can_be_chosen() -> None:
     """V2-21"""
     text = "User-agent: X\nRobot-version: 2.0\nAllow: /foo*\nDisallow: *shtml\n"
     policy = RobotsTxt.parse(text, dialect="2.0").policy("X", v2_semantics="precedence")

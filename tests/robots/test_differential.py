@@ -261,14 +261,14 @@ def disagreements(file: File) -> list[tuple[str, str, bool]]:
 
 
 @pytest.mark.parametrize("seed", range(of_many(20)))
-def test_on_ordinary_files_the_two_agree(seed: int) -> None:
+def test_protego_agrees_on_ordinary_files(seed: int) -> None:
     for number in range(40):
         file = Generator(seed * 1_000 + number, []).make()
         assert disagreements(file) == [], "\n".join(file.lines)
 
 
 @pytest.mark.parametrize("seed", range(of_many(20)))
-def test_every_disagreement_is_in_the_list(seed: int) -> None:
+def test_every_disagreement_with_protego_is_listed(seed: int) -> None:
     rng = random.Random(seed)
     for number in range(40):
         features = rng.sample(sorted(DIFFERENCES), rng.randint(1, 4))
@@ -278,7 +278,7 @@ def test_every_disagreement_is_in_the_list(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_on_the_other_records_the_two_agree(seed: int) -> None:
+def test_protego_agrees_on_records_other_than_rules(seed: int) -> None:
     for number in range(40):
         text = "\n".join(Generator(seed * 1_000 + number, []).make().lines)
         ours, theirs = RobotsTxt.parse(text, dialect="rfc9309"), Protego.parse(text)
@@ -296,7 +296,7 @@ def test_on_the_other_records_the_two_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_every_difference_in_the_list_is_one(name: str) -> None:
+def test_every_listed_difference_to_protego_exists(name: str) -> None:
     known = DIFFERENCES[name]
     policy = RobotsTxt.parse(known.robots_txt, dialect="rfc9309").policy(known.agent)
     theirs = Protego.parse(known.robots_txt).can_fetch(HOST + known.path, known.agent)

@@ -25,7 +25,9 @@ _PATHS = st.text(alphabet="/ab.*$?:%2A-[#", max_size=9).map("/{}".format)
 @example([("Disallow", "/a**b"), ("Allow", "/a*b")], ["/acb"])
 @example([("Disallow", "/*?a:"), ("Allow", "/a")], ["/?a:", "/?a%3A", "/a"])
 @example([("Allow", "/b\t"), ("Disallow", "/")], ["/b"])
-def test_they_answer_as_the_policy_does(rules: list[tuple[str, str]], paths: list[str]) -> None:
+def test_flat_rules_give_the_verdict_of_the_policy(
+    rules: list[tuple[str, str]], paths: list[str]
+) -> None:
     text = "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
     policy = RobotsTxt.parse(text).policy("bot")
     flat = policy.flat()
@@ -48,13 +50,15 @@ def test_they_answer_as_the_policy_does(rules: list[tuple[str, str]], paths: lis
         "User-agent: *\n" + "".join(f"Disallow: /a{number}\n" for number in range(3000)),
     ],
 )
-def test_rules_that_they_do_not_hold_have_none(text: str) -> None:
+def test_rules_that_cannot_be_flat_have_no_flat_form(text: str) -> None:
     assert RobotsTxt.parse(text).policy("bot").flat() is None
 
 
 @pytest.mark.parametrize("pieces", [1, 4, 60])
 @pytest.mark.parametrize("count", [60, 200])
-def test_patterns_that_are_dear_are_answered_as_the_policy_does(pieces: int, count: int) -> None:
+def test_flat_rules_with_expensive_patterns_give_the_verdict_of_the_policy(
+    pieces: int, count: int
+) -> None:
     values = [f"/*{'a*' * (pieces + n % 3)}{'b' * (n % 5)}c{n}" for n in range(count)]
     policy = RobotsTxt.parse("User-agent: *\nDisallow: " + "\nDisallow: ".join(values)).policy("b")
     flat = policy.flat()

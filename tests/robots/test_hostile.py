@@ -178,18 +178,18 @@ OLDER = ["20,000 rules", "10,000 groups", "nested prefixes", "escapes", "agents 
     + some_of([(name, "2.0") for name in FILES if name.startswith("2.0")], 3)
     + some_of([(name, dialect) for name in OLDER for dialect in ("1994", "1996", "2.0")], 4),
 )
-def test_hostile_file(name: str, dialect: str) -> None:
+def test_a_hostile_file_is_parsed_and_asked_within_its_goals(name: str, dialect: str) -> None:
     check_goals(FILES[name]().encode(), PATHS, dialect)
 
 
 @pytest.mark.parametrize("name", some_of(SHAPES, 2))
-def test_hostile_shape(name: str) -> None:
+def test_a_hostile_shape_is_parsed_and_asked_within_its_goals(name: str) -> None:
     shape = SHAPES[name]()
     check_goals(shape.body, (*shape.paths, *PATHS))
 
 
 @pytest.mark.parametrize("seed", range(of_many(16)))
-def test_hostile_file_drawn_at_random(seed: int) -> None:
+def test_a_random_hostile_file_is_parsed_and_asked_within_its_goals(seed: int) -> None:
     shape = drawn(seed)
     check_goals(shape.body, (*shape.paths, *PATHS))
 
@@ -199,7 +199,7 @@ def late_refusal(number: int) -> str:
     return "Disallow: /*" + "*".join(letters) + "*0*1\n"
 
 
-def test_what_takes_too_many_steps_is_denied_by_no_line() -> None:
+def test_a_path_whose_match_takes_too_many_steps_is_denied_by_no_line() -> None:
     """The answer is bounded, and it never fails open."""
     policy = RobotsTxt.parse(fill(late_refusal)).policy("bot")
     dear = "/1" + "abcdefgh" * 240 + "0"

@@ -77,7 +77,9 @@ User-agent: cybermapper
         (BLANKS_IN_PATHS, "cybermapper", "/%20tmp%20/", True),
     ],
 )
-def test_example(dialect: str, text: str, agent: str, path: str, allowed: bool) -> None:
+def test_each_example_of_the_original_documents_holds(
+    dialect: str, text: str, agent: str, path: str, allowed: bool
+) -> None:
     policy = RobotsTxt.parse(text, dialect=dialect).policy(agent)
     assert policy.allowed(path) is allowed
     assert policy.match(path).allowed is allowed

@@ -70,14 +70,14 @@ def test_wide_file_is_cut_at_a_whole_line() -> None:
 
 
 @pytest.mark.parametrize("octet", sorted(set(range(0x20)) - set(b"\t\n\r")))
-def test_control_octet_spoils_its_own_line_only(octet: int) -> None:
+def test_a_control_octet_makes_only_its_own_line_unreadable(octet: int) -> None:
     """RFC-42"""
     body = b"User-agent: *\nDisallow: /a" + bytes([octet]) + b"\nDisallow: /b\n"
     assert denies(body, "/b")
     assert not denies(body, "/a")
 
 
-def test_spoilt_line_stays_in_the_text() -> None:
+def test_a_line_with_a_control_octet_stays_in_the_text() -> None:
     robots = RobotsTxt.parse(b"User-agent: *\nDisallow: /\0\nDisallow: /b\n")
     assert robots.text == "User-agent: *\nDisallow: /\0\nDisallow: /b\n"
     assert robots.policy("bot").match("/b").rule.line == 3
@@ -92,7 +92,7 @@ def test_latin_1_is_compared_octet_by_octet_and_shown_as_unreadable() -> None:
     assert not robots.policy("bot").allowed("/b")
 
 
-def test_halves_of_characters_in_a_str_harm_nothing() -> None:
+def test_lone_surrogates_in_a_str_cause_no_error() -> None:
     robots = RobotsTxt.parse("User-agent: *\nDisallow: /\ud800\nDisallow: /b\n")
     robots.text.encode()
     assert not robots.policy("bot").allowed("/b")
@@ -266,7 +266,7 @@ def test_rendered_file_keeps_every_verdict(text: str) -> None:
             assert again.policy(agent).allowed(path) is robots.policy(agent).allowed(path)
 
 
-def test_kept_policy_is_small() -> None:
+def test_a_policy_takes_less_than_4000_bytes() -> None:
     """Four times smaller than what the peers keep of an ordinary file."""
     body = "".join(["User-agent: *\n", *(f"Disallow: /some/path-{n}/\n" for n in range(20))])
     policy = RobotsTxt.parse(body).policy("bot")
@@ -314,14 +314,14 @@ def test_questions_leave_the_size_of_a_file_as_it_is() -> None:
         (None, {}, TypeError, "None"),
     ],
 )
-def test_mistakes_of_a_call_are_told(
+def test_wrong_arguments_of_parse_are_refused(
     body: Any, options: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
         RobotsTxt.parse(body, **options)
 
 
-def test_whatever_holds_octets_is_read() -> None:
+def test_every_bytes_like_object_is_read() -> None:
     for kind in (bytes, bytearray, memoryview):
         assert RobotsTxt.parse(kind(b"User-agent: *\nDisallow: /\n")).groups
 
@@ -339,7 +339,7 @@ def test_a_value_of_any_length_is_read_octet_by_octet(length: int, value: str) -
 
 
 @pytest.mark.parametrize("length", [65_535, 65_536, 65_537])
-def test_a_control_character_spoils_its_line_wherever_it_is(length: int) -> None:
+def test_a_control_character_anywhere_makes_its_line_unreadable(length: int) -> None:
     """RFC-42: long files are read in pieces."""
     for spoilt in ("Disallow: /b\1", f"Disallow: /{'b' * length}\1", f"\1Disallow: /b{'b' * 9}"):
         text = f"User-agent: *\n# {'x' * (length - 40)}\nDisallow: /a\n{spoilt}\nDisallow: /c"

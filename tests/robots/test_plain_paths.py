@@ -22,7 +22,7 @@ TEXT = "User-agent: *\nDisallow: /a\nAllow: /a/b\nDisallow: /*.gif$\nDisallow: /
         ("/" + "c" * ALWAYS_SENDABLE_LENGTH, None),
     ],
 )
-def test_a_plain_path_is_answered_and_any_other_is_not(
+def test_only_a_plain_path_is_answered_by_plain_rules(
     form: str, path: str, expected: bool | None
 ) -> None:
     policy = RobotsTxt.parse(TEXT).policy("bot")
@@ -39,5 +39,7 @@ def test_a_plain_path_is_answered_and_any_other_is_not(
         ("User-agent: *\nRobot-version: 2.0\nDisallow: /a\n", {"conflicts": "declared"}),
     ],
 )
-def test_rules_that_do_not_decide_alone_are_not_plain(text: str, options: dict[str, str]) -> None:
+def test_a_file_with_rules_that_do_not_decide_alone_has_no_plain_rules(
+    text: str, options: dict[str, str]
+) -> None:
     assert RobotsTxt.parse(text).policy("bot", **options).plain is None

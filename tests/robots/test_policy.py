@@ -57,7 +57,7 @@ def test_memory_of_one_host_does_not_leak_into_another(policy: Policy) -> None:
         assert not policy.allowed("/shop/x")
 
 
-def test_text_that_is_no_url_is_refused_at_every_time_of_asking(policy: Policy) -> None:
+def test_text_that_is_no_url_is_refused_every_time(policy: Policy) -> None:
     assert policy.allowed("https://example.com/a")
     for url in ("https://example.com/a\nb", "nonsense", ""):
         with pytest.raises(InvalidURL):
@@ -93,7 +93,7 @@ def test_equal_rules_of_the_2_0_draft_are_all_candidates() -> None:
     assert [each.line for each in match.candidates] == [3, 4, 5, 6]
 
 
-def test_no_rule_no_candidates(policy: Policy) -> None:
+def test_a_path_without_a_rule_has_no_candidates(policy: Policy) -> None:
     match = policy.match("/elsewhere")
     assert (match.allowed, match.rule, match.candidates) == (True, None, ())
 
@@ -111,7 +111,7 @@ def test_length_counts_every_octet_of_the_normal_form(pattern: str, shorter: str
 
 
 @pytest.mark.parametrize("length", ["/ab", "/a*"])
-def test_tie_allows(length: str) -> None:
+def test_an_allow_rule_wins_a_tie(length: str) -> None:
     """RFC-18"""
     policy = RobotsTxt.parse(f"User-agent: *\nDisallow: {length}\nAllow: /*b\n").policy("bot")
     assert policy.match("/ab").rule.line == 3
@@ -122,7 +122,7 @@ def test_of_equal_rules_the_first_is_named() -> None:
     assert policy.match("/a").rule.line == 2
 
 
-def test_timing_is_the_groups_own() -> None:
+def test_the_timing_of_a_group_is_its_own() -> None:
     text = (
         "User-agent: *\nCrawl-delay: 9\nDisallow: /x\n"
         "User-agent: bot\nCrawl-delay: 2\nCrawl-delay: 5\nVisit-time: 0600-0845\n"
@@ -138,14 +138,14 @@ def test_timing_is_the_groups_own() -> None:
     assert policy.next_visit(NOON) == datetime(2026, 1, 6, 6, tzinfo=UTC)
 
 
-def test_crawl_delay_of_everybody_is_inherited_on_request_only() -> None:
+def test_the_crawl_delay_of_the_star_group_is_inherited_on_request_only() -> None:
     """VND-09"""
     robots = RobotsTxt.parse("User-agent: *\nCrawl-delay: 9\nAllow: /\nUser-agent: bot\n")
     assert robots.policy("bot").crawl_delay is None
     assert robots.policy("bot", inherit_crawl_delay=True).crawl_delay == 9.0
 
 
-def test_silent_file_asks_for_no_interval() -> None:
+def test_a_file_without_timing_asks_for_no_interval() -> None:
     policy = RobotsTxt.parse("User-agent: *\nDisallow: /x\n").policy("bot")
     assert (policy.interval(NOON), policy.interval_source(NOON), policy.timed) == (None, "", False)
 
@@ -185,7 +185,7 @@ def test_the_source_of_a_pace_is_the_line_in_force(text: str, source: str) -> No
     assert policy.interval_source(NOON) == source  # remembered
 
 
-def test_an_inherited_delay_names_the_line_of_everybody() -> None:
+def test_an_inherited_delay_names_the_line_of_the_star_group() -> None:
     """VND-09"""
     robots = RobotsTxt.parse("User-agent: *\nCrawl-delay: 9\nAllow: /\nUser-agent: bot\n")
     policy = robots.policy("bot", inherit_crawl_delay=True)

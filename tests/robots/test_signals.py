@@ -132,7 +132,7 @@ def test_a_sitemap_or_licence_is_an_absolute_url(value: str) -> None:
 @pytest.mark.parametrize(
     "value", ["", "/a.xml", "a.xml", "//example.com/a", "ftp://a/b", "https://"]
 )
-def test_any_other_sitemap_or_licence_is_none(value: str) -> None:
+def test_a_sitemap_or_licence_that_is_no_absolute_url_is_ignored(value: str) -> None:
     assert absolute_url(value) is None
 
 
@@ -213,11 +213,13 @@ JUNE = datetime(2027, 6, 25, 15, tzinfo=UTC)
         (["", ",", ":", "noindex: yes"], PageRules()),
     ],
 )
-def test_x_robots_tag(values: list[str], rules: PageRules) -> None:
+def test_x_robots_tag_values_give_the_rules_for_the_agent(
+    values: list[str], rules: PageRules
+) -> None:
     assert parse_x_robots_tag(values, "bot") == rules
 
 
-def test_the_earliest_end_stands() -> None:
+def test_of_two_unavailable_after_dates_the_earlier_counts() -> None:
     values = ["unavailable_after: 2028-01-01", "unavailable_after: 2027-06-25T15:00:00Z"]
     assert parse_x_robots_tag(values, "bot").unavailable_after == JUNE
 
@@ -241,7 +243,9 @@ def test_moments_are_in_utc() -> None:
         (["noindex"], set()),
     ],
 )
-def test_robots_tag_unites_everybody_and_the_agent(values: list[str], names: set[str]) -> None:
+def test_an_x_robots_tag_unites_rules_for_all_and_for_the_agent(
+    values: list[str], names: set[str]
+) -> None:
     assert parse_robots_tag(values, "ExampleBot").names == names
 
 
@@ -287,7 +291,7 @@ def names_in(html: bytes | str) -> set[str]:
         ('<p title=\'"\'>&<<meta name="robots" content="noindex">', {"noindex"}),
     ],
 )
-def test_meta_robots(html: str, names: set[str]) -> None:
+def test_meta_robots_elements_give_the_rules_for_the_agent(html: str, names: set[str]) -> None:
     assert names_in(html) == names
     assert names_in(html.encode()) == names
     assert names_in(html.encode("utf-16")) == names
@@ -401,7 +405,7 @@ def test_a_relative_licence_needs_the_page() -> None:
     assert parse_license_links(["</l>; rel=license"]) == ()
 
 
-def test_a_whole_header() -> None:
+def test_the_signals_of_a_header_with_every_field_are_found() -> None:
     headers = CIMultiDictProxy(
         CIMultiDict(
             [
@@ -423,7 +427,7 @@ def test_a_whole_header() -> None:
     assert signals.licenses == ("https://example.com/license.xml",)
 
 
-def test_a_silent_header() -> None:
+def test_a_header_without_signals_has_none() -> None:
     signals = page_signals({}, "bot")
     assert signals.rules == PageRules()
     assert (signals.content_usage, signals.tdm_reserved, signals.tdm_policy) == ({}, None, None)
@@ -452,7 +456,7 @@ _FIELDS = [
         max_size=5,
     )
 )
-def test_no_header_raises(fields: list[tuple[str, str]]) -> None:
+def test_no_header_value_raises(fields: list[tuple[str, str]]) -> None:
     page_signals(CIMultiDict(fields), "bot", url="https://example.com/")
 
 

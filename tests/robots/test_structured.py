@@ -53,7 +53,7 @@ def test_a_robots_tag_has_rules_as_parameters(params: str, rules: PageRules) -> 
 
 
 @pytest.mark.parametrize("text", ["", "  "])
-def test_nothing_is_an_empty_field(text: str) -> None:
+def test_an_empty_field_is_an_empty_list_or_dictionary(text: str) -> None:
     assert usage_labels(text) == {}
     assert parse_robots_tag([text], "bot") == PageRules()
 
@@ -99,7 +99,7 @@ def test_no_text_raises(text: str) -> None:
     ],
     ids=["members", "brackets", "inner", "params", "quotes", "digits", "key", "display"],
 )
-def test_reading_is_linear(text: str) -> None:
+def test_the_cost_of_reading_a_field_is_linear(text: str) -> None:
     def read() -> None:
         usage_labels(text)
         usage_labels(f"a={text}")

@@ -73,7 +73,7 @@ def test_crawl_delay_is_a_plain_decimal(value: str, seconds: float) -> None:
         "５",
     ],
 )
-def test_crawl_delay_that_is_none_counts_for_nothing(value: str) -> None:
+def test_an_invalid_crawl_delay_is_ignored(value: str) -> None:
     assert parse_crawl_delay(value) is None
 
 
@@ -103,7 +103,7 @@ def test_visit_time_is_two_times_of_day(value: str, window: Window) -> None:
         *("6:00-8:45", "0600 0845", "0600-0845 GMT", "0600-0845-0900", "0600–0845", "٠٦٠٠-٠٨٤٥"),
     ],
 )
-def test_visit_time_that_is_none_counts_for_nothing(value: str) -> None:
+def test_an_invalid_visit_time_is_ignored(value: str) -> None:
     assert parse_visit_time(value) is None
 
 
@@ -148,7 +148,7 @@ def test_request_rate_is_documents_over_time(
         *("1/5 2500-0100", "1/5 0600", "1/5 0600-0845 x", "٣/٥", "1//5", "1/5ſ"),
     ],
 )
-def test_request_rate_that_is_none_counts_for_nothing(value: str) -> None:
+def test_an_invalid_request_rate_is_ignored(value: str) -> None:
     assert parse_request_rate(value) is None
 
 
@@ -161,7 +161,7 @@ def test_nothing_a_site_writes_raises_or_gets_out_of_bounds(value: str) -> None:
     assert rate is None or 0 < rate.interval <= MAX_SECONDS
 
 
-def test_an_absurd_rate_is_held_to_a_year() -> None:
+def test_an_absurd_rate_is_capped_at_a_year() -> None:
     rate = parse_request_rate("1/999999999999999d")
     assert rate is not None
     assert rate.interval == MAX_SECONDS
@@ -198,7 +198,7 @@ def test_a_window_of_one_minute() -> None:
     assert not may_visit([window], at("07:01"))
 
 
-def test_the_windows_of_the_draft_tile_the_day() -> None:
+def test_the_windows_of_the_drafts_example_cover_the_day_once() -> None:
     windows = [parse_visit_time(text) for text in ("1300-1659", "1700-0459", "0500-1259")]
     for minute in range(24 * 60):
         moment = at("00:00") + timedelta(minutes=minute, seconds=30)
@@ -211,7 +211,7 @@ def test_several_windows_are_a_union() -> None:
     assert not may_visit([NIGHT, NOON], at("13:00"))
 
 
-def test_no_window_means_any_time() -> None:
+def test_without_windows_any_time_is_allowed() -> None:
     assert may_visit([], at("03:00"))
     assert next_visit([], at("03:00")) == at("03:00")
 
@@ -237,7 +237,9 @@ def test_next_visit_may_be_tomorrow() -> None:
     st.lists(st.builds(Window, st.times(), st.times()), min_size=1, max_size=4),
     st.datetimes(min_value=datetime(2000, 1, 1), max_value=datetime(2100, 1, 1)),
 )
-def test_nothing_is_welcome_before_the_next_visit(windows: list[Window], naive: datetime) -> None:
+def test_no_time_before_next_visit_is_inside_a_window(
+    windows: list[Window], naive: datetime
+) -> None:
     windows = [
         Window(w.start.replace(second=0, microsecond=0), w.end.replace(second=0, microsecond=0))
         for w in windows
@@ -300,13 +302,13 @@ def test_of_a_rate_and_a_delay_the_slower_counts(delay: float, seconds: float) -
 
 
 @pytest.mark.parametrize(("took", "seconds"), [(None, 10.0), (1.0, 10.0), (7.5, 15.0)])
-def test_the_rule_of_thumb_speaks_where_the_text_is_silent(
+def test_the_rule_of_thumb_holds_where_the_file_has_no_timing(
     took: float | None, seconds: float
 ) -> None:
     assert effective_interval(None, [], rule_of_thumb=True, at=NOW, took=took) == seconds
 
 
-def test_the_rule_of_thumb_is_silent_where_the_text_speaks() -> None:
+def test_the_rule_of_thumb_is_ignored_where_the_file_has_timing() -> None:
     assert effective_interval(1.0, [], rule_of_thumb=True, at=NOW, took=60.0) == 1.0
 
 

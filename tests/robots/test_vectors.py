@@ -75,14 +75,14 @@ def answers(case: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in ROBOTS])
-def test_line_is_answered_as_it_says(case: dict[str, Any]) -> None:
+def test_each_vector_has_the_expected_answer(case: dict[str, Any]) -> None:
     assert answers(case) == {question: case[question] for question in answers(case)}
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case["id"]) for case in ROBOTS if "allowed" in case]
 )
-def test_explanation_agrees_with_the_verdict(case: dict[str, Any]) -> None:
+def test_the_explanation_of_a_vector_agrees_with_its_verdict(case: dict[str, Any]) -> None:
     robots = RobotsTxt.parse(case["robots_txt"], dialect=case["dialect"])
     policy = robots.policy(case["agent"], v2_semantics=case.get("semantics", "order"))
 
@@ -113,7 +113,9 @@ READINGS = [
         if column in case
     ],
 )
-def test_frommitz(case: dict[str, Any], dialect: str, semantics: Any, allowed: bool) -> None:
+def test_the_example_site_of_the_2_0_draft_is_judged_as_printed(
+    case: dict[str, Any], dialect: str, semantics: Any, allowed: bool
+) -> None:
     """V2 3.7: the agents on the example site of the 2.0 draft, by three readings."""
     robots = RobotsTxt.parse(FROMMITZ_TXT, dialect=dialect)
     policy = robots.policy(case["agent"], v2_semantics=semantics)

@@ -39,7 +39,7 @@ def running(clock: VirtualClock) -> tuple[SharedTimer, list[RequestDeadline]]:
     return among, [RequestDeadline(among, seconds) for seconds in (3.0, 1.0, 2.0)]
 
 
-async def test_one_timer_ends_each_at_its_own_moment() -> None:
+async def test_one_timer_ends_each_request_at_its_own_deadline() -> None:
     clock = VirtualClock()
     _, allowances = running(clock)
     ended: list[tuple[float, bool]] = []
@@ -57,7 +57,7 @@ async def test_one_timer_ends_each_at_its_own_moment() -> None:
     assert ended == [(1.0, True), (2.0, True), (3.0, True)]
 
 
-async def test_the_same_seconds_serve_all_hops() -> None:
+async def test_the_seconds_of_a_deadline_are_shared_by_all_hops() -> None:
     clock = VirtualClock()
     one = RequestDeadline(SharedTimer(clock), 5.0)
     for _ in range(2):
@@ -68,7 +68,7 @@ async def test_the_same_seconds_serve_all_hops() -> None:
     assert one.seconds_left == 1.0
 
 
-async def test_a_cancellation_from_elsewhere_is_none_of_ours() -> None:
+async def test_a_cancellation_by_the_caller_is_not_taken_for_the_deadline() -> None:
     clock = VirtualClock()
     _, (one, *_) = running(clock)
 
@@ -86,7 +86,7 @@ async def test_a_cancellation_from_elsewhere_is_none_of_ours() -> None:
     assert not await task
 
 
-async def test_nothing_is_looked_after_when_all_are_done() -> None:
+async def test_no_timer_is_left_when_all_requests_are_done() -> None:
     clock = VirtualClock()
     among, allowances = running(clock)
     for one in allowances:
@@ -137,7 +137,9 @@ async def test_hops_share_the_total(virtual_internet: FakeInternet) -> None:
 
 
 @pytest.mark.parametrize("total", [0, None])
-async def test_no_total_is_no_limit(virtual_internet: FakeInternet, total: int | None) -> None:
+async def test_a_request_without_a_total_has_no_deadline(
+    virtual_internet: FakeInternet, total: int | None
+) -> None:
     net = virtual_internet
     net.site("a.test").robots("").on("/go", redirect("/slow"))
     net.sites["a.test"].on("/slow", Page("at last", delay=4_000.0))
@@ -152,7 +154,7 @@ async def test_no_total_is_no_limit(virtual_internet: FakeInternet, total: int |
     assert await net.drive(crawl()) == "at last"
 
 
-async def test_attempts_that_overlap_run_on_one_account() -> None:
+async def test_attempts_that_overlap_share_one_deadline() -> None:
     clock = VirtualClock()
     among = SharedTimer(clock)
     one = RequestDeadline(among, 5.0)

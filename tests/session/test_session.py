@@ -50,7 +50,7 @@ async def session(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession
         yield session
 
 
-async def test_a_polite_session_is_a_real_one(
+async def test_a_polite_session_is_an_aiohttp_client_session(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/", "hello")
@@ -94,7 +94,7 @@ async def test_every_hop_is_decided_by_its_own_host(
     assert other.paths == ["/robots.txt"]
 
 
-async def test_a_redirect_within_one_host_takes_a_turn_for_each_hop(
+async def test_a_redirect_within_one_host_takes_a_lease_for_each_hop(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     site = internet.site("a.test").robots("").on("/x", redirect("/y")).page("/y", "there")
@@ -124,7 +124,7 @@ async def test_one_request_at_a_time_until_the_body_is_read(
     assert site.most_concurrent == 1
 
 
-async def test_a_task_that_would_wait_for_itself_is_told_at_once(
+async def test_a_task_that_would_wait_for_its_own_lease_is_refused_at_once(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     internet.site("a.test").robots("").on("/one", Stall("begun")).page("/two", "x")
@@ -197,7 +197,7 @@ async def test_a_429_blocks_the_host_by_itself(
     assert any("429" in str(view) for view in await gate.why("a.test"))
 
 
-async def test_the_guard_denies_what_a_redirect_leads_to(
+async def test_the_guard_denies_the_target_of_a_redirect(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     internet.site("a.test").robots("").on("/x", redirect("http://169.254.169.254/latest"))
@@ -206,7 +206,7 @@ async def test_the_guard_denies_what_a_redirect_leads_to(
     assert caught.value.decision.reason is Reason.BLOCKED
 
 
-async def test_a_place_that_passed_the_guard_is_judged_anew_when_its_rules_change(
+async def test_an_address_that_passed_the_guard_is_judged_again_after_its_rules_change(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     internet.site("127.0.0.1").robots("").page("/x").page("/y")
@@ -221,7 +221,7 @@ async def test_a_place_that_passed_the_guard_is_judged_anew_when_its_rules_chang
         await session.get(f"http://127.0.0.1:{port}/x")
 
 
-async def test_waiting_for_a_turn_is_not_network_time(virtual_internet: FakeInternet) -> None:
+async def test_waiting_for_a_lease_is_not_network_time(virtual_internet: FakeInternet) -> None:
     internet = virtual_internet
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 50\n").page("/", "x")
     clock = internet.clock
@@ -283,13 +283,13 @@ async def test_a_requests_own_middlewares_do_not_replace_the_gate(
     ("argument", "value"),
     [("connector", None), ("trust_env", True), ("proxy", "http://127.0.0.1:3128")],
 )
-async def test_ways_round_the_guard_are_refused(argument: str, value: object) -> None:
+async def test_arguments_that_bypass_the_guard_are_refused(argument: str, value: object) -> None:
     with pytest.raises(ConfigError):
         async with polite_session(user_agent=AGENT, **{argument: value}):
             pass
 
 
-async def test_a_proxy_of_one_request_is_refused_too(session: aiohttp.ClientSession) -> None:
+async def test_a_proxy_of_one_request_is_refused(session: aiohttp.ClientSession) -> None:
     with pytest.raises(ConfigError, match="url-only"):
         await session.get("http://a.test/", proxy="http://127.0.0.1:3128")
 
@@ -311,7 +311,7 @@ async def test_a_plain_session_with_the_middleware(internet: FakeInternet) -> No
     assert site.paths == ["/robots.txt", "/"]
 
 
-async def test_session_gate_knows_only_its_own() -> None:
+async def test_session_gate_of_a_foreign_session_raises_lookup_error() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(LookupError):
             session_gate(session)
@@ -345,7 +345,7 @@ async def test_a_spent_quota_slows_the_next_request(
             pass
 
 
-async def test_what_aiohttp_sends_again_takes_a_turn_of_its_own(
+async def test_a_request_that_aiohttp_repeats_takes_a_lease_of_its_own(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     site = internet.site("a.test").robots("").on("/", Reset(), Page("the second time"))
@@ -400,7 +400,7 @@ async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeI
 @pytest.mark.parametrize(
     "headers", [{"user-agent": AGENT, "X-Crawl": "7"}, [("X-Crawl", "7")], {"x-crawl": "7"}]
 )
-async def test_a_request_says_once_who_asks(internet: FakeInternet, headers: Any) -> None:
+async def test_a_request_has_one_user_agent_field(internet: FakeInternet, headers: Any) -> None:
     site = internet.site("a.test").robots("").page("/", "")
     async with polite_session(
         AGENT, config=config(), resolver=internet.resolver, headers=headers
@@ -413,14 +413,14 @@ async def test_a_request_says_once_who_asks(internet: FakeInternet, headers: Any
     assert b"x-crawl: 7" in lines
 
 
-async def test_two_answers_to_who_asks_are_refused() -> None:
+async def test_a_user_agent_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="say it once"):
         async with polite_session(AGENT, headers={"user-agent": "Mozilla/5.0"}):
             pass
 
 
 @pytest.mark.parametrize("total", [None, 300])
-async def test_a_response_that_is_dropped_without_a_word_frees_its_hosts_slot(
+async def test_a_response_dropped_without_closing_frees_the_slot_of_its_host(
     internet: FakeInternet, total: int | None
 ) -> None:
     site = internet.site("a.test").robots("").page("/y", "there")
@@ -518,7 +518,7 @@ async def visit_twice(gate: Gatekeeper, session: aiohttp.ClientSession) -> None:
             await response.read()
 
 
-async def test_a_session_of_aiohttps_own_sends_again_without_a_turn(
+async def test_an_aiohttp_session_with_the_middleware_repeats_without_a_lease(
     internet: FakeInternet,
 ) -> None:
     """The reason for `plain_session`; if aiohttp changes this, the README has to change."""
@@ -543,7 +543,7 @@ async def passed_on(
     return await handler(request)
 
 
-async def test_a_plain_session_sends_once_what_has_middlewares_of_its_own(
+async def test_a_plain_session_does_not_repeat_a_request_with_its_own_middlewares(
     internet: FakeInternet,
 ) -> None:
     site = repeated(internet)

@@ -15,7 +15,7 @@ cached = pytest.importorskip("aiohttp_client_cache")
 retry = pytest.importorskip("aiohttp_retry")
 
 
-async def test_what_a_cache_has_takes_no_turn(virtual_internet: FakeInternet) -> None:
+async def test_a_response_from_a_cache_takes_no_lease(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\nDisallow: /private\n")
     site.page("/", "hello")
@@ -43,7 +43,7 @@ async def test_what_a_cache_has_takes_no_turn(virtual_internet: FakeInternet) ->
     assert site.paths == ["/robots.txt", "/"]
 
 
-async def test_each_attempt_of_a_client_that_tries_again_is_a_turn(
+async def test_each_retry_of_a_retrying_client_takes_a_lease(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -64,7 +64,9 @@ async def test_each_attempt_of_a_client_that_tries_again_is_a_turn(
     assert min(site.gaps()) >= 10.0
 
 
-async def test_what_is_no_session_is_refused(internet: FakeInternet) -> None:
+async def test_a_session_factory_that_makes_no_client_session_is_refused(
+    internet: FakeInternet,
+) -> None:
     with pytest.raises(ConfigError, match="not a ClientSession"):
         async with polite_session(AGENT, config=config(), session_factory=lambda **_: object()):  # type: ignore[arg-type,return-value]
             pass

@@ -75,7 +75,7 @@ def seen(url: URL) -> tuple[object, ...]:
 @example("http://a.example", "")
 @example("http://xn--", "/x")  # no host that can be decoded
 @example("http://", "[]@/")  # IndexError in yarl
-def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
+def test_the_cache_reads_urls_as_yarl_does(authority: str, rest: str) -> None:
     known, new = UrlCache(), UrlCache()
     read(known, authority + "/")  # the authority is known from now on
     text = authority + rest
@@ -87,7 +87,7 @@ def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
             assert found is not cache.last or cache.text == str(expected)
 
 
-def test_the_first_url_of_an_authority_is_known_as_the_last() -> None:
+def test_the_first_url_of_an_authority_is_the_last_url_of_the_cache() -> None:
     cache = UrlCache()
     url = cache.read("http://a.example/x")
     assert cache.last is url
@@ -95,7 +95,7 @@ def test_the_first_url_of_an_authority_is_known_as_the_last() -> None:
     assert cache.read("http://b.example/%41") is not cache.last
 
 
-def test_it_knows_text_and_origin_of_the_last_plain_url() -> None:
+def test_the_cache_knows_text_and_origin_of_the_last_plain_url() -> None:
     cache = UrlCache()
     first, second = (cache.read(f"http://a.example/{name}") for name in "ab")
     assert cache.last is second

@@ -35,8 +35,24 @@ START = 45.0
 """Seconds that a process may take to start or answer on a busy machine; usually far less."""
 
 
+class Requests:
+    """Requests for a sidecar, whose answers are JSON."""
+
+    base: str
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
+        async with self.session.get(self.base + path, **options) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def post(self, path: str, body: object, **options: Any) -> tuple[int, Any]:
+        async with self.session.post(self.base + path, json=body, **options) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None
+
+
 @dataclass
-class Sidecar:
+class Sidecar(Requests):
     """A running `gatekeeper serve`."""
 
     process: asyncio.subprocess.Process
@@ -147,26 +163,17 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 @dataclass
-class RunningService:
+class RunningService(Requests):
     """A service in this process, whose gate fetches from the fake internet."""
 
     service: Service
     base: str
     session: aiohttp.ClientSession
 
-    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
-        async with self.session.get(self.base + path, **options) as response:
-            return response.status, await response.json(content_type=None)
-
-    async def post(self, path: str, body: object, **options: Any) -> tuple[int, Any]:
-        async with self.session.post(self.base + path, json=body, **options) as response:
-            text = await response.text()
-            return response.status, json.loads(text) if text else None
-
 
 @pytest.fixture
-async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
-    """`await door(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
+async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
+    """`await serve(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
     async with AsyncExitStack() as stack:
 
         async def begin(

@@ -23,7 +23,7 @@ from gatekeeper.sidecar.security import (
 ONE, TWO = "a" * 32, "b" * 40
 
 
-def door(*tokens: str, hosts: frozenset[str] | None = None) -> Admission:
+def admission_of(*tokens: str, hosts: frozenset[str] | None = None) -> Admission:
     return Admission(
         ServerConfig(), tokens=Tokens(tuple(token.encode() for token in tokens)), hosts=hosts
     )
@@ -43,14 +43,14 @@ def admitted(subject: Admission, **headers: str) -> str:
 
 @pytest.mark.parametrize(("token", "client"), [(ONE, "token-1"), (TWO, "token-2")])
 def test_t6_two_tokens_are_valid_during_rotation(token: str, client: str) -> None:
-    assert admitted(door(ONE, TWO), Authorization=f"Bearer {token}") == client
+    assert admitted(admission_of(ONE, TWO), Authorization=f"Bearer {token}") == client
 
 
 @pytest.mark.parametrize(
     "header", ["", "Bearer", f"Bearer {ONE}x", f"Bearer {ONE[:-1]}", f"Basic {ONE}", "Bearer ä"]
 )
 def test_t6_anything_but_a_token_is_refused(header: str) -> None:
-    assert refusal(door(ONE), Authorization=header) == 401
+    assert refusal(admission_of(ONE), Authorization=header) == 401
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_t6_anything_but_a_token_is_refused(header: str) -> None:
         (f"bearer {ONE[:-1]}", "the bearer token is not in server.token_file"),
     ],
 )
-def test_t6_a_wrong_token_is_told_from_none(header: str, detail: str) -> None:
+def test_t6_a_wrong_token_and_a_missing_one_have_different_errors(header: str, detail: str) -> None:
     with pytest.raises(Problem) as caught:
-        door(ONE).admit_by({"Authorization": header} if header else {}, None, None)
+        admission_of(ONE).admit_by({"Authorization": header} if header else {}, None, None)
     assert caught.value.detail == detail
 
 
@@ -73,10 +73,10 @@ def test_t6_tokens_never_show_in_a_representation() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8750", "LOCALHOST:8750"])
-def test_t4_our_own_hosts_are_accepted(host: str) -> None:
+def test_t4_a_host_header_with_the_sidecars_own_address_is_accepted(host: str) -> None:
     ours = accepted_hosts(ServerConfig(), [("127.0.0.1", 8750)])
 
-    admitted(door(hosts=ours), Host=host)
+    admitted(admission_of(hosts=ours), Host=host)
 
 
 @pytest.mark.parametrize(
@@ -90,24 +90,26 @@ def test_t4_our_own_hosts_are_accepted(host: str) -> None:
         "127.0.0.2:8750",
     ],
 )
-def test_t4_a_host_that_is_nearly_ours_is_refused(host: str) -> None:
+def test_t4_a_host_header_similar_to_the_sidecars_address_is_refused(host: str) -> None:
     ours = accepted_hosts(ServerConfig(), [("127.0.0.1", 8750)])
 
-    assert refusal(door(hosts=ours), Host=host) == 403
+    assert refusal(admission_of(hosts=ours), Host=host) == 403
 
 
-def test_t4_a_listed_host_is_accepted() -> None:
+def test_t4_a_host_header_listed_in_the_settings_is_accepted() -> None:
     server = ServerConfig(allowed_hosts=("gate.internal",))
 
-    admitted(door(hosts=accepted_hosts(server, [("127.0.0.1", 8750)])), Host="gate.internal")
+    admitted(
+        admission_of(hosts=accepted_hosts(server, [("127.0.0.1", 8750)])), Host="gate.internal"
+    )
 
 
-def test_t4_on_all_addresses_any_literal_is_ours_but_no_name() -> None:
+def test_t4_listening_on_all_addresses_accepts_any_literal_address_but_no_name() -> None:
     ours = accepted_hosts(ServerConfig(host="0.0.0.0"), [("0.0.0.0", 8750)])
 
-    admitted(door(hosts=ours), Host="192.0.2.7:8750")
-    admitted(door(hosts=ours), Host="[2001:db8::1]:8750")
-    assert refusal(door(hosts=ours), Host="evil.example:8750") == 403
+    admitted(admission_of(hosts=ours), Host="192.0.2.7:8750")
+    admitted(admission_of(hosts=ours), Host="[2001:db8::1]:8750")
+    assert refusal(admission_of(hosts=ours), Host="evil.example:8750") == 403
 
 
 @pytest.mark.parametrize(
@@ -120,14 +122,14 @@ def test_t4_on_all_addresses_any_literal_is_ours_but_no_name() -> None:
         {"Sec_Fetch_Site": "same-site"},
     ],
 )
-def test_t4_a_page_from_elsewhere_is_refused(headers: dict[str, str]) -> None:
-    subject = door(hosts=frozenset({"127.0.0.1:8750"}))
+def test_t4_a_request_of_a_foreign_web_page_is_refused(headers: dict[str, str]) -> None:
+    subject = admission_of(hosts=frozenset({"127.0.0.1:8750"}))
 
     assert refusal(subject, Host="127.0.0.1:8750", **headers) == 403
 
 
-def test_t4_our_own_pages_are_accepted() -> None:
-    subject = door(hosts=frozenset({"127.0.0.1:8750"}))
+def test_t4_a_request_of_the_sidecars_own_pages_is_accepted() -> None:
+    subject = admission_of(hosts=frozenset({"127.0.0.1:8750"}))
 
     admitted(
         subject,
@@ -138,21 +140,21 @@ def test_t4_our_own_pages_are_accepted() -> None:
 
 
 def test_t4_a_unix_socket_has_no_host_to_judge() -> None:
-    admitted(door(hosts=None), Host="whatever")
+    admitted(admission_of(hosts=None), Host="whatever")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_t5_an_open_address_needs_a_token(host: str) -> None:
+def test_t5_listening_on_a_public_address_without_a_token_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="token_file"):
         check_server(Config(server=ServerConfig(host=host)))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1"])
-def test_t5_loopback_needs_none(host: str) -> None:
+def test_t5_listening_on_loopback_needs_no_token(host: str) -> None:
     check_server(Config(server=ServerConfig(host=host)))
 
 
-def test_t5_a_token_opens_an_address(tmp_path: Path) -> None:
+def test_t5_listening_on_a_public_address_with_a_token_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(ONE, encoding="utf-8")
 
@@ -186,7 +188,7 @@ def test_a_token_file_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
     ("address", "inside"),
     [("127.0.0.1", True), ("127.0.0.2", False), ("::ffff:127.0.0.1", True), ("x", False)],
 )
-def test_networks_unwrap_mapped_addresses(address: str, inside: bool) -> None:
+def test_networks_of_trusted_peers_include_mapped_addresses(address: str, inside: bool) -> None:
     assert (address in Networks(("127.0.0.1/32", "::1/128"), setting="x")) is inside
 
 
@@ -195,5 +197,5 @@ def test_a_bad_range_names_its_setting() -> None:
         Networks(("10.0.0.0/33",), setting="server.trusted_peers")
 
 
-def test_any_literal_is_a_mark_no_host_header_can_equal() -> None:
-    assert refusal(door(hosts=frozenset({ANY_LITERAL})), Host="name") == 403
+def test_no_host_header_equals_the_mark_for_any_literal_address() -> None:
+    assert refusal(admission_of(hosts=frozenset({ANY_LITERAL})), Host="name") == 403

@@ -49,12 +49,12 @@ async def answer(service: Any, head: str, body: bytes, then: bytes = b"") -> byt
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "x-unknown"])
 @pytest.mark.parametrize("packed", [True, False])
 async def test_an_encoded_body_is_415(
-    door: Any, caplog: pytest.LogCaptureFixture, encoding: str, packed: bool
+    serve: Any, caplog: pytest.LogCaptureFixture, encoding: str, packed: bool
 ) -> None:
     body = QUESTION
     if packed:
         body = zlib.compress(body) if encoding == "deflate" else gzip.compress(body)
-    service = await door()
+    service = await serve()
     with caplog.at_level(logging.ERROR):
         head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}"
         got = await answer(service, head, body)
@@ -66,8 +66,8 @@ async def test_an_encoded_body_is_415(
     assert caplog.records == []
 
 
-async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(door: Any) -> None:
-    service = await door()
+async def test_a_client_that_expects_100_continue_gets_it(serve: Any) -> None:
+    service = await serve()
     head = f"Expect: 100-continue\r\nContent-Length: {len(QUESTION)}"
     host, _, port = service.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -80,9 +80,9 @@ async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(door: Any) 
     writer.close()
 
 
-async def test_a_client_of_http_1_0_is_not_told_to_go_on(door: Any) -> None:
+async def test_a_client_of_http_1_0_gets_no_100_continue(serve: Any) -> None:
     """It would take that for the response (RFC 9110 section 10.1.1)."""
-    service = await door()
+    service = await serve()
     host, _, port = service.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     start = "POST /v1/check HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -128,15 +128,15 @@ async def test_a_malformed_chunk_is_400_at_once(caplog: pytest.LogCaptureFixture
     assert caplog.records == []
 
 
-async def test_a_chunked_body_is_read(door: Any) -> None:
-    service = await door()
+async def test_a_chunked_body_is_read(serve: Any) -> None:
+    service = await serve()
     body = b"b\r\n" + QUESTION + b"\r\n0\r\n\r\n"
     assert (await answer(service, "Transfer-Encoding: chunked", body)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("wait", [300.5, 9999])
-async def test_there_is_one_bound_on_waiting(door: Any, wait: float) -> None:
-    service = await door()
+async def test_a_wait_beyond_max_wait_is_refused_with_the_limit(serve: Any, wait: float) -> None:
+    service = await serve()
     status, problem = await service.post("/v1/leases", {"url": "http://a.test/", "wait": wait})
     assert (status, problem["most"]) == (400, 300)
     assert problem["detail"] == "body: `wait` may be 300 at most (server.max_wait) - at `$.wait`"
@@ -156,9 +156,9 @@ async def test_there_is_one_bound_on_waiting(door: Any, wait: float) -> None:
     ],
 )
 async def test_a_refusal_names_the_field_and_the_remedy(
-    door: Any, path: str, body: bytes, detail: str
+    serve: Any, path: str, body: bytes, detail: str
 ) -> None:
-    service = await door()
+    service = await serve()
     headers = {"Content-Type": "application/json"}
     async with service.session.post(service.base + path, data=body, headers=headers) as response:
         assert response.status == 400
@@ -176,9 +176,9 @@ async def test_a_refusal_names_the_field_and_the_remedy(
     ],
 )
 async def test_an_unknown_choice_is_answered_with_the_known_ones(
-    door: Any, query: str, choices: str
+    serve: Any, query: str, choices: str
 ) -> None:
-    service = await door()
+    service = await serve()
     async with service.session.get(f"{service.base}/v1/{query}") as response:
         assert response.status == 400
         assert choices in (await response.json(content_type=None))["detail"]
@@ -191,8 +191,8 @@ async def test_an_unknown_choice_is_answered_with_the_known_ones(
         f"GET /healthz HTTP/1.1\r\nHost: a\r\nX-Long: {'a' * 70_000}",
     ],
 )
-async def test_a_line_that_is_too_long_is_answered_with_the_limit(door: Any, head: str) -> None:
-    service = await door()
+async def test_a_line_that_is_too_long_is_answered_with_the_limit(serve: Any, head: str) -> None:
+    service = await serve()
     host, _, port = service.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{head}\r\n\r\n".encode())
@@ -245,12 +245,12 @@ STRUCTS = {
 
 
 @pytest.mark.parametrize(("method", "path"), STRUCTS)
-async def test_no_body_is_an_internal_error(
-    door: Any, internet: FakeInternet, caplog: pytest.LogCaptureFixture, method: str, path: str
+async def test_no_request_body_causes_an_internal_error(
+    serve: Any, internet: FakeInternet, caplog: pytest.LogCaptureFixture, method: str, path: str
 ) -> None:
     """Every JSON type in every field, alone and beside half of a character in another field."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
-    service = await door()
+    service = await serve()
     kind: Any = STRUCTS[method, path]
     fields = msgspec.structs.fields(kind)
     base = {one.encode_name: VALID[one.encode_name] for one in fields if one.required}

@@ -61,7 +61,9 @@ def shown(
     return str(found["subjectAltName"][0][1])
 
 
-def test_a_renewed_certificate_is_shown(server: ServerConfig, authority: trustme.CA) -> None:
+def test_a_renewed_certificate_is_used_for_new_connections(
+    server: ServerConfig, authority: trustme.CA
+) -> None:
     certificates = Certificates(server)
     assert shown(certificates, authority) == "old.test"
     assert certificates.renewal(server) is None
@@ -74,7 +76,7 @@ def test_a_renewed_certificate_is_shown(server: ServerConfig, authority: trustme
     assert certificates.renewal(server) is None
 
 
-def test_one_that_does_not_fit_its_key_is_refused_and_the_old_one_stays(
+def test_a_certificate_that_does_not_match_its_key_is_refused_and_the_old_one_stays(
     server: ServerConfig, authority: trustme.CA
 ) -> None:
     certificates = Certificates(server)
@@ -93,7 +95,7 @@ def said(server: ServerConfig) -> str:
     return str(caught.value)
 
 
-def test_a_key_of_another_certificate_is_told_in_words(
+def test_a_key_of_another_certificate_is_refused_with_the_reason(
     server: ServerConfig, authority: trustme.CA
 ) -> None:
     assert server.tls_key is not None
@@ -103,7 +105,7 @@ def test_a_key_of_another_certificate_is_told_in_words(
     assert "_ssl.c" not in told
 
 
-def test_files_that_are_changed_about_are_told(server: ServerConfig) -> None:
+def test_swapped_certificate_and_key_files_are_recognised(server: ServerConfig) -> None:
     turned = ServerConfig(tls_cert=server.tls_key, tls_key=server.tls_cert)
     assert said(turned).endswith(": swap them")
 
@@ -118,7 +120,7 @@ def test_files_that_are_changed_about_are_told(server: ServerConfig) -> None:
         ("tls_client_ca", "-----BEGIN CERTIFICATE-----\nx", "damaged or cut short"),
     ],
 )
-def test_a_file_that_is_none_is_named(
+def test_a_file_that_is_no_certificate_or_key_is_named(
     server: ServerConfig, setting: str, text: str, told: str
 ) -> None:
     path = Path(getattr(server, setting))
@@ -129,7 +131,7 @@ def test_a_file_that_is_none_is_named(
     assert "_ssl.c" not in problem
 
 
-def test_an_encrypted_key_is_told_and_nobody_is_asked(server: ServerConfig) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(server: ServerConfig) -> None:
     """OpenSSL would prompt for a passphrase at the terminal, and the service would hang."""
     assert server.tls_key is not None
     path = Path(server.tls_key)
@@ -154,7 +156,7 @@ def test_another_authority_for_clients_needs_a_restart(server: ServerConfig) -> 
     assert certificates.apply(new) == ([], ["server.tls_client_ca"])
 
 
-def test_a_renewed_certificate_lets_in_whom_the_old_authorities_do(
+def test_a_renewed_certificate_keeps_the_client_authorities(
     server: ServerConfig, authority: trustme.CA
 ) -> None:
     certificates, other = Certificates(server), trustme.CA()
@@ -174,7 +176,7 @@ def test_a_renewed_certificate_lets_in_whom_the_old_authorities_do(
     assert shown(restarted, authority, other.issue_cert("client.test")) == "newer.test"
 
 
-def test_no_file_is_read_to_show_a_certificate_that_was_judged(
+def test_a_checked_certificate_is_used_without_reading_its_file_again(
     server: ServerConfig, authority: trustme.CA
 ) -> None:
     certificates = Certificates(server)

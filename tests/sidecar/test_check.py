@@ -180,7 +180,7 @@ async def test_a_bad_batch_is_a_problem_document(
         assert response.content_type == "application/problem+json"
 
 
-async def test_a_question_that_is_no_json_hears_what_to_send(
+async def test_a_body_without_the_json_content_type_is_415_with_the_remedy(
     base: str, client: aiohttp.ClientSession
 ) -> None:
     async with client.post(f"{base}/v1/check") as response:
@@ -190,7 +190,7 @@ async def test_a_question_that_is_no_json_hears_what_to_send(
     assert "`Content-Type: application/json`, and {} where" in detail
 
 
-async def test_an_ordinary_mistake_hears_nothing_of_encoding(
+async def test_an_unknown_parameter_does_not_mention_percent_encoding(
     base: str, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(f"{base}/v1/check?url=http://a.example/&y=2") as response:
@@ -211,7 +211,7 @@ async def test_a_wrong_method_names_the_right_ones(
         assert response.headers["Allow"] == "GET, HEAD, POST"
 
 
-async def test_an_error_of_ours_tells_nothing_but_its_id(
+async def test_an_internal_error_tells_nothing_but_its_id(
     base: str, client: aiohttp.ClientSession, gate: ScriptedGate, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate.error = RuntimeError("the secret inside")
@@ -232,7 +232,7 @@ async def test_a_closed_gate_is_503_with_retry_after(
         assert int(response.headers["Retry-After"]) >= 1
 
 
-async def test_liveness_and_readiness_are_two_things(
+async def test_a_draining_sidecar_is_alive_and_not_ready(
     base: str, client: aiohttp.ClientSession, service: Service
 ) -> None:
     async with client.get(f"{base}/readyz") as response:
@@ -251,7 +251,7 @@ async def test_head_is_get_without_a_body(base: str, client: aiohttp.ClientSessi
         assert await response.read() == b""
 
 
-async def test_answers_are_counted(
+async def test_responses_are_counted_by_route_and_status(
     base: str, client: aiohttp.ClientSession, service: Service
 ) -> None:
     for path in ("/private", "/private", "/"):
@@ -262,7 +262,7 @@ async def test_answers_are_counted(
     assert service.metrics.requests == {("/v1/check", "GET", 200): 3}
 
 
-async def test_whatever_raises_the_connection_stays_usable(
+async def test_a_connection_stays_usable_after_an_internal_error(
     base: str, client: aiohttp.ClientSession, gate: ScriptedGate
 ) -> None:
     gate.error = web.HTTPGone()

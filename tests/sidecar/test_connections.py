@@ -22,6 +22,7 @@ from gatekeeper.sidecar import service as service_module
 from gatekeeper.sidecar.listening import Acceptor, ConnectionLimits
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet, Hold
+from tests.waiting_support import until
 
 LIMITS = ConnectionLimits(clients=16, backlog=64)
 """16 connections may be open; with a forward proxy 12, and 4 to the proxy. So it is with the
@@ -145,7 +146,7 @@ async def ends(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("words", LISTENERS)
-async def test_t8_a_connection_counts_from_the_moment_at_which_it_is_accepted(
+async def test_t8_a_connection_counts_from_when_it_is_accepted(
     run: Run, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while its TLS is not set up, and before its first request."""
@@ -282,27 +283,23 @@ async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for one in clients:
             group.create_task(one.run())
-        while min(one.answers for one in clients) < 5:
-            await asyncio.sleep(0)
+        await until(lambda: min(one.answers for one in clients) >= 5)
         stopped = group.create_task(running.stop())
-        while running.service.phase == "serving":
-            await asyncio.sleep(0)
+        await until(lambda: running.service.phase != "serving")
         if "workers" in words:  # they answer until they have passed their connections back
             workers = running.service.workers
             assert workers is not None
-            while workers._workers:
-                await asyncio.sleep(0)
+            await until(lambda: not workers._workers)
         for one in clients:
             one.stopping, one.answers = True, 0
-        while min(one.answers for one in clients) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: min(one.answers for one in clients) >= 2)
         clock.over.set()
         await stopped
     assert [one.kept_open for one in clients] == [0] * len(clients)
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.1])
-async def test_what_is_under_way_when_the_service_stops_is_answered(
+async def test_requests_under_way_when_the_service_stops_are_answered(
     run: Run, internet: FakeInternet, grace: float
 ) -> None:
     """A question whose file has not come, and those that were sent behind it."""

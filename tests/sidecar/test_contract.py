@@ -16,7 +16,7 @@ positive_data_acceptance.expected-statuses = ["2xx", 400, 403, 404, 409, 429, 50
 """
 
 
-async def test_no_request_breaks_the_contract(start: Any, tmp_path: Path) -> None:
+async def test_no_response_violates_the_openapi_contract(start: Any, tmp_path: Path) -> None:
     """No 500, no undocumented status, no body that violates its schema, no bad request accepted."""
     config = tmp_path / "schemathesis.toml"
     config.write_text(ACCEPTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -34,12 +34,6 @@ def clock() -> VirtualClock:
 async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
     async with FakeInternet(clock=clock) as net:
         yield net
-
-
-@pytest.fixture
-def dials(clock: VirtualClock) -> Iterator[Dials]:
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 class Clients:
@@ -142,7 +136,7 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
 
 
 @pytest.mark.parametrize(("kind", "sites"), some_of(itertools.product(KINDS, ["one", "many"]), 5))
-async def test_twenty_five_dead_names(
+async def test_twenty_five_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, sites: str
 ) -> None:
     hosts = dead_hosts(internet, kind, 25, sites=sites)
@@ -150,7 +144,7 @@ async def test_twenty_five_dead_names(
 
 
 @pytest.mark.parametrize("kind", [*(KINDS if LONG else ()), "all"])
-async def test_two_thousand(
+async def test_two_thousand_dead_hosts_do_not_slow_a_living_host(
     internet: FakeInternet,
     clock: VirtualClock,
     dials: Dials,

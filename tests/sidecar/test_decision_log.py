@@ -47,7 +47,7 @@ def written(*decisions: Decision, **settings: Any) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_t20_a_line_carries_the_ids_the_client_and_the_rule() -> None:
+def test_t20_a_line_of_the_decision_log_has_the_ids_the_client_and_the_rule() -> None:
     [line] = written(decision())
     record = json.loads(line)
 
@@ -98,7 +98,7 @@ def test_only_refusals_are_logged_where_that_is_wanted() -> None:
     assert written(allow, decision(), log_decisions="none") == []
 
 
-def test_t8_what_comes_too_fast_is_dropped_and_counted() -> None:
+def test_t8_decisions_logged_too_fast_are_dropped_and_counted() -> None:
     stream = io.StringIO()
     log = DecisionLog(ServerConfig(log_rate=100, log_format="json"), VirtualClock(), stream=stream)
     log.add_many([decision()] * 50_000, "r-1", "c")
@@ -110,7 +110,7 @@ def test_t8_what_comes_too_fast_is_dropped_and_counted() -> None:
     assert log.written + log.dropped == 50_000
 
 
-def test_a_log_nobody_reads_stops_no_answer() -> None:
+def test_a_closed_log_stream_stops_no_response() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -123,13 +123,13 @@ def test_a_log_nobody_reads_stops_no_answer() -> None:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shutdown wait for the writing thread longer, for a busy machine."""
     monkeypatch.setattr(logs, "_SHUTDOWN_SECONDS", 45.0)
 
 
-@pytest.mark.usefixtures("patient")
-async def test_the_task_writes_the_rest_when_it_is_cancelled() -> None:
+@pytest.mark.usefixtures("long_shutdown")
+async def test_the_rest_of_the_log_is_written_when_its_task_is_cancelled() -> None:
     stream = io.StringIO()
     clock = VirtualClock()
     log = DecisionLog(ServerConfig(log_format="json"), clock, stream=stream)
@@ -146,8 +146,8 @@ async def test_the_task_writes_the_rest_when_it_is_cancelled() -> None:
     ]
 
 
-@pytest.mark.usefixtures("patient")
-async def test_t8_a_reader_that_has_stopped_holds_up_nobody_and_drops_are_counted() -> None:
+@pytest.mark.usefixtures("long_shutdown")
+async def test_t8_a_stopped_log_reader_delays_no_response_and_drops_are_counted() -> None:
     reader, writer = os.pipe()
     clock = VirtualClock()
     with open(writer, "w") as stream, open(reader, "rb") as pipe:
@@ -169,7 +169,7 @@ async def test_t8_a_reader_that_has_stopped_holds_up_nobody_and_drops_are_counte
     assert {json.loads(line)["request"] for line in lines} == {"r-1"}
 
 
-def test_lines_of_others_go_between_whole_lines(tmp_path: Any) -> None:
+def test_the_decision_log_writes_whole_lines(tmp_path: Any) -> None:
     with open(tmp_path / "log", "w") as stream:
         log = DecisionLog(ServerConfig(log_format="json"), VirtualClock(), stream=stream)
         log.add_many([decision()] * 500, "r-1", "c")

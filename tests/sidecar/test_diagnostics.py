@@ -67,7 +67,7 @@ async def statuses(session: aiohttp.ClientSession, base: str, **options: Any) ->
     return found
 
 
-async def test_it_answers_three_paths_for_everybody_and_no_other_route(run: Run) -> None:
+async def test_the_diagnostics_listener_answers_three_paths_and_no_other_route(run: Run) -> None:
     """Also to requests that the API answers inline, and whatever credentials they have."""
     _, base, session = await run()
     assert await statuses(session, base) == dict.fromkeys(DIAGNOSTICS, 200)
@@ -89,19 +89,19 @@ async def test_it_answers_three_paths_for_everybody_and_no_other_route(run: Run)
             assert response.status == 405
 
 
-async def test_with_tokens_the_metrics_ask_for_one(run: Run, tokens: str) -> None:
+async def test_with_tokens_the_diagnostics_metrics_need_one(run: Run, tokens: str) -> None:
     _, base, session = await run(token_file=tokens)
     assert await statuses(session, base) == {"/healthz": 200, "/readyz": 200, "/metrics": 401}
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     assert await statuses(session, base, headers=bearer) == dict.fromkeys(DIAGNOSTICS, 200)
 
 
-async def test_the_api_may_be_a_unix_socket(run: Run, tmp_path: Path) -> None:
+async def test_diagnostics_are_served_beside_a_unix_socket(run: Run, tmp_path: Path) -> None:
     _, base, session = await run(socket=str(tmp_path / "s"))
     assert await statuses(session, base) == dict.fromkeys(DIAGNOSTICS, 200)
 
 
-async def test_t4_metrics_are_for_addresses_and_the_names_that_the_operator_allows(
+async def test_t4_diagnostics_metrics_accept_addresses_and_allowed_host_headers(
     run: Run,
 ) -> None:
     _, base, session = await run(allowed_hosts=("gate.internal:8751",))
@@ -110,7 +110,7 @@ async def test_t4_metrics_are_for_addresses_and_the_names_that_the_operator_allo
         assert await statuses(session, base, headers={"Host": host}) == expected
 
 
-async def test_workers_leave_it_to_their_owner(run: Run) -> None:
+async def test_only_the_owner_of_workers_serves_diagnostics(run: Run) -> None:
     _, base, session = await run(workers=1)
     for _ in range(3):
         assert await statuses(session, base) == dict.fromkeys(DIAGNOSTICS, 200)
@@ -121,7 +121,7 @@ async def test_workers_leave_it_to_their_owner(run: Run) -> None:
     assert 'gatekeeper_http_requests_total{code="200",method="GET",route="/readyz"} 3.0' in text
 
 
-async def test_t3_the_gate_never_asks_it(run: Run) -> None:
+async def test_t3_the_gate_never_requests_the_diagnostics_listener(run: Run) -> None:
     service, base, _ = await run()
     decision = await service.gate.check(base + "/metrics")
     assert decision.verdict != "allow"
@@ -134,6 +134,6 @@ def test_an_address_without_port_or_host_is_explained(given: str) -> None:
         listening.diagnostics_address(ServerConfig(diagnostics=given))
 
 
-def test_a_name_that_is_none_is_blamed_on_the_right_setting() -> None:
+def test_an_unknown_host_name_is_blamed_on_server_diagnostics() -> None:
     with pytest.raises(ConfigError, match=r"server\.diagnostics: nowhere\.invalid: "):
         listening.open_diagnostics_sockets(ServerConfig(diagnostics="nowhere.invalid:0"))

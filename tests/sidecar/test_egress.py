@@ -16,12 +16,12 @@ OPEN = "User-agent: *\nDisallow:\n"
 SHUT = "User-agent: *\nDisallow: /\n"
 
 
-async def test_t13_a_batch_of_every_port_and_scheme_mixes_no_two_files(
-    door: Any, internet: FakeInternet
+async def test_t13_a_batch_is_decided_by_the_file_of_each_port_and_scheme(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("http://a.test").robots(OPEN)
     internet.site("http://a.test:8080").robots(SHUT)
-    service = await door()
+    service = await serve()
     urls = ["http://a.test/x", "http://a.test:8080/x", "http://A.TEST.:80/x", "http://a.test/y"]
     for _ in range(2):  # cold, then from the decision cache
         _, answer = await service.post("/v1/check", {"urls": urls})
@@ -34,23 +34,23 @@ async def test_t13_a_batch_of_every_port_and_scheme_mixes_no_two_files(
         ]
 
 
-async def test_t13_a_warm_origin_lends_its_answer_to_no_look_alike(
-    door: Any, internet: FakeInternet
+async def test_t13_a_known_origin_does_not_decide_for_a_similar_name(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots(OPEN)
     internet.site("a.test.b.test").robots(SHUT)
-    service = await door()
+    service = await serve()
     await service.get("/v1/check", params={"url": "http://a.test/x"})
     _, other = await service.get("/v1/check", params={"url": "http://a.test.b.test/x"})
     assert (other["origin"], other["verdict"]) == ("http://a.test.b.test", "deny")
 
 
-async def test_t14_a_decision_by_a_redirects_target_names_the_hops(
-    door: Any, internet: FakeInternet
+async def test_t14_a_decision_by_a_redirected_file_names_the_hops(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").on("/robots.txt", redirect("http://b.test/for-a"))
     internet.site("b.test").on("/for-a", SHUT).robots(OPEN)
-    service = await door()
+    service = await serve()
     _, sent = await service.get("/v1/check", params={"url": "http://a.test/x"})
     _, own = await service.get("/v1/check", params={"url": "http://b.test/x"})
 
@@ -73,10 +73,10 @@ def proxied(internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_t19_a_proxy_of_the_environment_gets_neither_robots_nor_pages(
-    door: Any, internet: FakeInternet, proxied: Any
+    serve: Any, internet: FakeInternet, proxied: Any
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/page", "the page")
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/page"}
     ) as response:
@@ -86,10 +86,10 @@ async def test_t19_a_proxy_of_the_environment_gets_neither_robots_nor_pages(
 
 
 async def test_t19_a_proxy_of_the_environment_gets_no_question_to_the_sidecar(
-    door: Any, internet: FakeInternet, proxied: Any
+    serve: Any, internet: FakeInternet, proxied: Any
 ) -> None:
     internet.site("a.test").robots(OPEN)
-    service = await door()
+    service = await serve()
     async with RemoteGatekeeper(service.base) as gate:
         assert await gate.allowed("http://a.test/x")
 

@@ -50,8 +50,8 @@ def site(internet: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", READ, ids=name_of)
-async def test_head_has_the_head_of_get(door: Any, site: Any, route: Any) -> None:
-    service, heads = await door(), []
+async def test_head_has_the_head_of_get(serve: Any, site: Any, route: Any) -> None:
+    service, heads = await serve(), []
     for method in ("GET", "HEAD"):
         async with service.session.request(
             method, service.base + target_of(route), allow_redirects=False
@@ -66,8 +66,8 @@ async def test_head_has_the_head_of_get(door: Any, site: Any, route: Any) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/ui/events"])
-async def test_a_head_of_a_stream_ends(door: Any, path: str) -> None:
-    service, heads = await door(), []
+async def test_a_head_request_for_a_stream_ends(serve: Any, path: str) -> None:
+    service, heads = await serve(), []
     for method in ("HEAD", "GET"):
         async with service.session.request(method, service.base + path) as response:
             heads.append((response.status, response.content_type))
@@ -77,10 +77,10 @@ async def test_a_head_of_a_stream_ends(door: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted({route.path for route in ASKED}))
-async def test_what_a_path_does_not_take_is_405_and_names_what_it_does(
-    door: Any, path: str
+async def test_a_method_that_a_path_does_not_take_is_405_and_names_the_others(
+    serve: Any, path: str
 ) -> None:
-    service = await door()
+    service = await serve()
     takes = {route.method for route in ASKED if route.path == path}
     takes |= {"HEAD"} if "GET" in takes else set()
     where = service.base + path_of(next(route for route in ASKED if route.path == path))
@@ -92,8 +92,8 @@ async def test_what_a_path_does_not_take_is_405_and_names_what_it_does(
 
 
 @pytest.mark.parametrize("route", UNDER_V1, ids=name_of)
-async def test_an_unknown_parameter_is_a_mistake(door: Any, site: Any, route: Any) -> None:
-    service = await door()
+async def test_an_unknown_parameter_is_refused(serve: Any, site: Any, route: Any) -> None:
+    service = await serve()
     where = target_of(route)
     where += ("&" if "?" in where else "?") + "nonsense=1"
     async with service.session.request(
@@ -105,16 +105,16 @@ async def test_an_unknown_parameter_is_a_mistake(door: Any, site: Any, route: An
 
 
 @pytest.mark.parametrize("route", [one for one in ASKED if one.body is not None], ids=name_of)
-async def test_an_unknown_field_is_a_mistake(door: Any, site: Any, route: Any) -> None:
-    service = await door()
+async def test_an_unknown_field_is_refused(serve: Any, site: Any, route: Any) -> None:
+    service = await serve()
     status, said = await service.post(path_of(route), {"nonsense": 1})
     assert status == 400
     assert "unknown field `nonsense`" in said["detail"]
     assert {"type", "title", "status", "detail"} <= said.keys()
 
 
-async def test_what_is_answered_inline_knows_the_mistake_too(door: Any, site: Any) -> None:
-    service, body = await door(), {"urls": ["http://a.test/page"]}
+async def test_an_unknown_parameter_is_refused_on_the_inline_path(serve: Any, site: Any) -> None:
+    service, body = await serve(), {"urls": ["http://a.test/page"]}
     for query, expected in (("", 200), ("", 200), ("?x=1", 400), ("?", 200)):
         assert (await service.post(f"/v1/check{query}", body))[0] == expected
     for query, expected in (("", 201), ("?x=1", 400)):
@@ -150,8 +150,8 @@ SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/check", "/v1/leases", "/healthz", "/nowhere"])
-async def test_a_body_with_two_lengths_is_refused(door: Any, path: str, framing: str) -> None:
-    service = await door()
+async def test_a_body_with_two_lengths_is_refused(serve: Any, path: str, framing: str) -> None:
+    service = await serve()
     answer = await sent(service, f"{HEAD.format(path)}{framing}\r\n0\r\n\r\n".encode() + SMUGGLED)
     assert answer.startswith(b"HTTP/1.0 400 ")
     assert answer.count(b"HTTP/1.") == 1, "nothing behind it is read as a request"
@@ -161,9 +161,9 @@ async def test_a_body_with_two_lengths_is_refused(door: Any, path: str, framing:
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_that_is_too_long_is_413_and_what_follows_it_is_answered(
-    door: Any, chunked: bool
+    serve: Any, chunked: bool
 ) -> None:
-    service = await door(max_body=2_000)
+    service = await serve(max_body=2_000)
     body = SMUGGLED * 1_000
     if chunked:
         framing = f"Transfer-Encoding: chunked\r\n\r\n{len(body):x}\r\n".encode()
@@ -179,8 +179,8 @@ async def test_a_body_that_is_too_long_is_413_and_what_follows_it_is_answered(
 
 
 @pytest.mark.parametrize("host", ["a", "evil.example", "", "[::1", "b:99999", "x@y"])
-async def test_probes_answer_under_any_name(door: Any, host: str) -> None:
-    service = await door()
+async def test_probes_answer_for_any_host_header(serve: Any, host: str) -> None:
+    service = await serve()
     for path in ("/healthz", "/readyz"):
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         assert (await sent(service, request.encode())).startswith(b"HTTP/1.1 200 ")
@@ -204,11 +204,11 @@ async def test_probes_answer_under_any_name(door: Any, host: str) -> None:
         ("https://evil.example", "127.0.0.1", False),
     ],
 )
-async def test_t4_the_host_of_a_whole_url_counts_and_not_the_field(
-    door: Any, site: Any, path: str, target: str, host: str, accepted: bool
+async def test_t4_the_host_in_an_absolute_target_counts_and_not_the_host_header(
+    serve: Any, site: Any, path: str, target: str, host: str, accepted: bool
 ) -> None:
     """RFC 9112 section 3.2.2: a server ignores Host where the target is a whole URL."""
-    service = await door()
+    service = await serve()
     for _ in range(2):  # the second one may be answered inline
         request = f"GET {target}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         answer = await sent(service, request.encode())
@@ -218,8 +218,8 @@ async def test_t4_the_host_of_a_whole_url_counts_and_not_the_field(
             assert answer.split(b" ", 2)[1] in (b"400", b"403")
 
 
-async def test_t7_forward_auth_judges_the_host_of_a_whole_url(door: Any, site: Any) -> None:
-    service = await door(forward_auth=True, forward_auth_hosts=("gate.test",))
+async def test_t7_forward_auth_judges_the_host_of_a_whole_url(serve: Any, site: Any) -> None:
+    service = await serve(forward_auth=True, forward_auth_hosts=("gate.test",))
     statuses = []
     for target, host in (("http://gate.test", "evil.test"), ("http://evil.test", "gate.test")):
         request = f"GET {target}/v1/forward-auth HTTP/1.1\r\nHost: {host}\r\n"
@@ -229,9 +229,11 @@ async def test_t7_forward_auth_judges_the_host_of_a_whole_url(door: Any, site: A
 
 
 @pytest.mark.parametrize("port", ["65536", "99999"])
-async def test_a_port_that_there_is_none_is_no_url(door: Any, internet: Any, port: str) -> None:
+async def test_a_url_with_an_impossible_port_is_invalid(
+    serve: Any, internet: Any, port: str
+) -> None:
     url = f"http://a.test:{port}/page"
-    service = await door()
+    service = await serve()
     status, said = await service.post("/v1/check", {"urls": [url]})
     assert [(one["reason"], one["verdict"]) for one in said["decisions"]] == [
         ("invalid_url", "deny")

@@ -15,6 +15,7 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
 from tests.sidecar.decision_log_support import write_log
+from tests.waiting_support import until
 
 OPEN = "User-agent: *\nDisallow: /private\n"
 
@@ -60,11 +61,11 @@ BEGUN = {
 
 
 @pytest.mark.parametrize("begun", BEGUN)
-async def test_a_page_that_takes_too_long_breaks_off_and_holds_nothing_of_ours(
-    door: Any, site: Any, begun: str
+async def test_a_page_that_takes_too_long_is_cut_off_and_frees_its_lease(
+    serve: Any, site: Any, begun: str
 ) -> None:
     site.on("/slow", Raw(b"HTTP/1.1 200 OK\r\n" + BEGUN[begun], "keep"))
-    service = await door(fetch_timeout=3.0)
+    service = await serve(fetch_timeout=3.0)
     clock = service.service.clock = VirtualClock()
     service.arrived = asyncio.Event()
     reading = asyncio.create_task(everything(service, "http://a.test/slow"))
@@ -79,22 +80,21 @@ async def test_a_page_that_takes_too_long_breaks_off_and_holds_nothing_of_ours(
     assert isinstance(error, ConnectionResetError)  # not the regular end of a body
 
 
-async def test_a_page_that_takes_too_long_to_begin_is_504(door: Any, site: Any) -> None:
+async def test_a_page_that_takes_too_long_to_begin_is_504(serve: Any, site: Any) -> None:
     site.on("/slow", NeverAnswer())
-    service = await door(fetch_timeout=3.0)
+    service = await serve(fetch_timeout=3.0)
     await service.get("/v1/check", params={"url": "http://a.test/"})
     clock = service.service.clock = VirtualClock()
     asking = asyncio.create_task(service.get("/v1/fetch", params={"url": "http://a.test/slow"}))
-    while "/slow" not in site.paths:
-        await asyncio.sleep(0)
+    await until(lambda: "/slow" in site.paths)
     await clock.elapse(3.0)
 
     assert (await asking)[0] == 504
 
 
-async def test_fetch_follows_redirects_to_the_page(door: Any, site: Any) -> None:
+async def test_fetch_follows_redirects_to_the_page(serve: Any, site: Any) -> None:
     site.on("/go", redirect("/here")).on("/here", redirect("//a.test/page", 307))
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/go"}
     ) as response:
@@ -104,11 +104,11 @@ async def test_fetch_follows_redirects_to_the_page(door: Any, site: Any) -> None
     assert site.paths == ["/robots.txt", "/go", "/here", "/page"]
 
 
-async def test_t9_fetch_follows_five_redirects_and_no_sixth(door: Any, site: Any) -> None:
+async def test_t9_fetch_follows_five_redirects_and_no_sixth(serve: Any, site: Any) -> None:
     for n in range(6):
         site.on(f"/{n}", redirect(f"/{n + 1}"))
     site.page("/6", "the page")
-    service = await door()
+    service = await serve()
 
     assert (await service.get("/v1/fetch", params={"url": "http://a.test/0"}))[0] == 502
     assert site.paths == ["/robots.txt", *(f"/{n}" for n in range(6))]
@@ -120,10 +120,10 @@ async def test_t9_fetch_follows_five_redirects_and_no_sixth(door: Any, site: Any
 
 @pytest.mark.parametrize("location", ["http://u:p@a.test/page", "//u:p@a.test/page"])
 async def test_t1_fetch_takes_no_credentials_from_a_redirect(
-    door: Any, site: Any, location: str
+    serve: Any, site: Any, location: str
 ) -> None:
     site.on("/go", redirect(location))
-    service = await door()
+    service = await serve()
     status, problem = await service.get("/v1/fetch", params={"url": "http://a.test/go"})
 
     assert (status, problem["decision"]["reason"]) == (403, "blocked")
@@ -131,9 +131,9 @@ async def test_t1_fetch_takes_no_credentials_from_a_redirect(
 
 
 @pytest.mark.parametrize("location", ["ftp://a.test/page", "http:page", "http://[/"])
-async def test_a_redirect_to_what_is_no_url_is_502(door: Any, site: Any, location: str) -> None:
+async def test_a_redirect_to_what_is_no_url_is_502(serve: Any, site: Any, location: str) -> None:
     site.on("/go", redirect(location))
-    service = await door()
+    service = await serve()
     assert (await service.get("/v1/fetch", params={"url": "http://a.test/go"}))[0] == 502
 
 
@@ -149,29 +149,29 @@ async def test_a_redirect_to_what_is_no_url_is_502(door: Any, site: Any, locatio
     ],
     ids=["two lengths", "no HTTP", "nothing"],
 )
-async def test_what_is_no_answer_is_told_in_words(
-    door: Any, site: Any, data: bytes, why: str
+async def test_a_broken_response_of_a_page_is_502_with_the_reason(
+    serve: Any, site: Any, data: bytes, why: str
 ) -> None:
     site.on("/odd", Raw(data))
-    service = await door()
+    service = await serve()
     status, problem = await service.get("/v1/fetch", params={"url": "http://a.test/odd"})
     assert (status, problem["detail"][: len(why)]) == (502, why)
     assert "Error" not in problem["detail"]
     assert "b'" not in problem["detail"]
 
 
-async def test_a_redirect_without_location_is_passed_on(door: Any, site: Any) -> None:
+async def test_a_redirect_without_location_is_passed_on(serve: Any, site: Any) -> None:
     site.on("/go", Page("nowhere", status=302))
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/go"}
     ) as response:
         assert (response.status, await response.text()) == (302, "nowhere")
 
 
-async def test_t20_each_hop_has_a_decision_in_the_log(door: Any, site: Any) -> None:
+async def test_t20_each_hop_has_a_decision_in_the_log(serve: Any, site: Any) -> None:
     site.on("/go", redirect("/private"))
-    service = with_log(await door())
+    service = with_log(await serve())
     _, problem = await service.get("/v1/fetch", params={"url": "http://a.test/go"})
 
     told = problem["decision"]
@@ -184,11 +184,11 @@ async def test_t20_each_hop_has_a_decision_in_the_log(door: Any, site: Any) -> N
 
 
 async def test_t20_a_denial_at_the_socket_has_an_id_a_name_and_a_line(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("rebound.example").robots(OPEN).page("/page", "the page")
     internet.dns("rebound.example", "127.0.0.1", "10.0.0.1")
-    service = with_log(await door())
+    service = with_log(await serve())
     asked = {"url": "http://rebound.example/page"}
     status, problem = await service.get("/v1/fetch", params=asked)
 
@@ -199,18 +199,18 @@ async def test_t20_a_denial_at_the_socket_has_an_id_a_name_and_a_line(
 
 
 async def test_fetch_passes_on_how_long_the_site_wants_to_be_left_alone(
-    door: Any, site: Any
+    serve: Any, site: Any
 ) -> None:
     site.on("/busy", Page("later", status=503, headers={"Retry-After": "120"}))
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/busy"}
     ) as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "120")
 
 
-async def test_the_wait_for_a_page_counts_as_a_wait_for_a_turn(door: Any, site: Any) -> None:
-    service = await door()
+async def test_the_wait_for_a_page_counts_as_a_wait_for_a_lease(serve: Any, site: Any) -> None:
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/page"}
     ) as response:
@@ -221,10 +221,10 @@ async def test_the_wait_for_a_page_counts_as_a_wait_for_a_turn(door: Any, site: 
 
 
 async def test_a_page_that_breaks_off_resets_the_connection_of_its_reader(
-    door: Any, site: Any
+    serve: Any, site: Any
 ) -> None:
     site.on("/big", Raw(b"HTTP/1.1 200 OK\r\n" + BEGUN["chunks"] + b"1\r\nx\r\n", "keep"))
-    service = await door(fetch_max_body=4)
+    service = await serve(fetch_max_body=4)
     with pytest.raises(aiohttp.ClientError):
         async with service.session.get(
             service.base + "/v1/fetch", params={"url": "http://a.test/big"}
@@ -233,9 +233,9 @@ async def test_a_page_that_breaks_off_resets_the_connection_of_its_reader(
 
 
 @pytest.mark.parametrize("status", [101, 199, 600, 700, 999])
-async def test_a_status_that_is_no_answer_is_502(door: Any, site: Any, status: int) -> None:
+async def test_a_status_outside_http_is_502(serve: Any, site: Any, status: int) -> None:
     site.on("/odd", Raw(b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status, "close"))
-    service = await door()
+    service = await serve()
     asked = {"url": "http://a.test/odd"}
     async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
         assert response.status == 502
@@ -244,9 +244,9 @@ async def test_a_status_that_is_no_answer_is_502(door: Any, site: Any, status: i
 
 
 @pytest.mark.parametrize("status", [200, 204, 205, 299, 304, 400, 599])
-async def test_any_other_status_is_passed_on(door: Any, site: Any, status: int) -> None:
+async def test_any_other_status_is_passed_on(serve: Any, site: Any, status: int) -> None:
     site.on("/page", Page("" if status in (204, 205, 304) else "text", status=status))
-    service = await door()
+    service = await serve()
     asked = {"url": "http://a.test/page"}
     async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
         assert response.status == status
@@ -256,21 +256,21 @@ async def test_any_other_status_is_passed_on(door: Any, site: Any, status: int) 
 @pytest.mark.parametrize("name", ["ETag", "Content-Type", "Retry-After", "X-Robots-Tag"])
 @pytest.mark.parametrize("value", [b"caf\xe9", b"\xff\xfe", b"a\x7fb", b"\xed\xa0\x80"])
 async def test_a_header_that_cannot_be_sent_is_502(
-    door: Any, site: Any, name: str, value: bytes
+    serve: Any, site: Any, name: str, value: bytes
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + name.encode() + b": " + value
     site.on("/odd", Raw(head + b"\r\n\r\n", "close"))
-    service = await door()
+    service = await serve()
     assert (await service.get("/v1/fetch", params={"url": "http://a.test/odd"}))[0] == 502
 
 
 async def test_a_page_with_a_long_head_is_passed_on_without_what_clients_refuse(
-    door: Any, site: Any
+    serve: Any, site: Any
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Security-Policy: " + b"x" * 60_000
     head += b"\r\nVary: " + b"y" * 9_000 + b"\r\nETag: short\r\n"
     site.on("/long", Raw(head + b"X: z\r\n" * 500 + b"\r\nok"))
-    service = await door()
+    service = await serve()
     asked = {"url": "http://a.test/long"}
     async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
         assert (response.status, await response.read()) == (200, b"ok")
@@ -278,20 +278,22 @@ async def test_a_page_with_a_long_head_is_passed_on_without_what_clients_refuse(
         assert "Vary" not in response.headers
 
 
-async def test_a_header_in_utf_8_is_passed_on(door: Any, site: Any) -> None:
+async def test_a_header_in_utf_8_is_passed_on(serve: Any, site: Any) -> None:
     head = 'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "café"\r\n\r\n'
     site.on("/page", Raw(head.encode(), "close"))
-    service = await door()
+    service = await serve()
     asked = {"url": "http://a.test/page"}
     async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
         assert (response.status, response.headers["ETag"]) == (200, '"café"')
 
 
-async def test_t12_nothing_of_an_answer_runs_or_stays_in_a_browser(door: Any, site: Any) -> None:
+async def test_t12_a_fetched_response_sets_no_cookie_and_runs_no_script(
+    serve: Any, site: Any
+) -> None:
     cookies = [("Set-Cookie", "a=1"), ("Set-Cookie2", "b=2"), ("Content-Type", "text/html")]
     headers = [*cookies, ("Content-Security-Policy", "script-src *")]
     site.on("/page", Page("<script>", headers=headers)).on("/busy", Page("x", status=700))
-    service = await door()
+    service = await serve()
     for path, status in (("/page", 200), ("/busy", 502), ("/private", 403)):
         asked = {"url": "http://a.test" + path}
         async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
@@ -302,13 +304,13 @@ async def test_t12_nothing_of_an_answer_runs_or_stays_in_a_browser(door: Any, si
             assert not [name for name in response.headers if name.lower().startswith("set-")]
 
 
-async def test_a_flood_of_interim_answers_costs_nobody_else_anything(
-    door: Any, site: Any, internet: FakeInternet
+async def test_a_flood_of_interim_responses_does_not_delay_other_requests(
+    serve: Any, site: Any, internet: FakeInternet
 ) -> None:
     """Endless interim responses, for a page and for robots.txt: both end; probes are answered."""
     site.on("/flood", Interim(100))
     internet.site("b.test").on("/robots.txt", Interim(103))
-    service = await door()
+    service = await serve()
     async with asyncio.timeout(30.0):  # a response that is read on and on would never end
         page = asyncio.create_task(service.get("/v1/fetch", params={"url": "http://a.test/flood"}))
         check = asyncio.create_task(service.get("/v1/check", params={"url": "http://b.test/"}))
@@ -321,12 +323,12 @@ async def test_a_flood_of_interim_answers_costs_nobody_else_anything(
     assert answered
 
 
-async def test_what_a_page_answered_is_shown_with_its_host(
-    door: Any, site: Any, internet: FakeInternet
+async def test_the_last_status_of_a_page_is_shown_with_its_host(
+    serve: Any, site: Any, internet: FakeInternet
 ) -> None:
     site.on("/moved", redirect("http://b.test/page"))
     internet.site("b.test").robots(OPEN).page("/page", "{}")
-    service = await door()
+    service = await serve()
     assert (await service.get("/v1/fetch?url=http://a.test/moved"))[0] == 200
     told = [(await service.get(f"/v1/hosts/{host}"))[1] for host in ("a.test", "b.test")]
     assert [host["last_status"] for host in told] == [302, 200]

@@ -14,6 +14,7 @@ from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.fleet.server import BINARY, Server
 from tests.internet import FakeInternet, free_port
+from tests.waiting_support import until
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
@@ -36,10 +37,10 @@ async def page(internet: FakeInternet) -> str:
 Open = Callable[..., Awaitable[Any]]
 
 
-async def until_201(door: Any, page: str) -> str:
+async def until_201(sidecar: Any, page: str) -> str:
     """Acquire a lease, once the quarantine of an empty store is over. Return its id."""
     for _ in range(200):
-        status, said = await door.post("/v1/leases", {"url": page, "wait": 0})
+        status, said = await sidecar.post("/v1/leases", {"url": page, "wait": 0})
         if status == 201:
             return str(said["id"])
         assert status in (429, 503), said
@@ -47,21 +48,21 @@ async def until_201(door: Any, page: str) -> str:
     raise AssertionError("no lease")
 
 
-async def until_unready(door: Any) -> Any:
+async def until_unready(sidecar: Any) -> Any:
     """Return the answer of `/readyz` once the service has noticed that its store is gone."""
     async with asyncio.timeout(60.0):
-        while (answer := await door.get("/readyz"))[0] != 503:
+        while (answer := await sidecar.get("/readyz"))[0] != 503:
             pass
     return answer[1]
 
 
 async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
-    door: Open, store: Server, page: str
+    serve: Open, store: Server, page: str
 ) -> None:
     fleet = {"url": store.url, "hold": 1.0}
-    one, other = await door(fleet=fleet), await door(fleet=fleet)
+    one, other = await serve(fleet=fleet), await serve(fleet=fleet)
     lease = await until_201(one, page)
-    # One request at a time in the whole fleet, also without waiting for a turn.
+    # One request at a time in the whole fleet, also without waiting for a lease.
     status, said = await other.post("/v1/leases", {"url": page, "wait": 0})
     assert (status, said["type"].rpartition(":")[2]) == (429, "not-yet")
     await a_refusal_names_the_member(other, page, one.service.gate.stats().fleet.member)
@@ -94,21 +95,21 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     assert (await one.get("/readyz"))[0] == 200
 
 
-async def fleet_clocks(door: Any) -> list[str]:
+async def fleet_clocks(serve: Any) -> list[str]:
     """Return why the fleet's store grants nothing, as shown with the clocks of a host."""
-    _, body = await door.get("/v1/hosts/127.0.0.1")
+    _, body = await serve.get("/v1/hosts/127.0.0.1")
     return [one["source"] for one in body["clocks"] if one["kind"] == "fleet"]
 
 
-async def a_refusal_names_the_member(door: Any, page: str, member: str) -> None:
-    """A turn that does not come in time is refused with what holds the host; admins see whose."""
+async def a_refusal_names_the_member(serve: Any, page: str, member: str) -> None:
+    """A lease that does not come in time is refused with what holds the host; admins see whose."""
     names = {"crawler": {Role.CRAWL}, "boss": {Role.CRAWL, Role.ADMIN}}
     tokens = Tokens([Token(f"{n:x<40}".encode(), n, frozenset(r)) for n, r in names.items()])
-    door.service.apply_config(door.service.config, tokens)
+    serve.service.apply_config(serve.service.config, tokens)
     for name in names:
         headers = {"Authorization": f"Bearer {name:x<40}"}
         want = {"url": page, "wait": 0}
-        status, said = await door.post("/v1/leases", want, headers=headers)
+        status, said = await serve.post("/v1/leases", want, headers=headers)
         assert status == 429
         assert said["held_since"] < said["held_until"]
         assert " holds the host since " in said["detail"]
@@ -116,11 +117,11 @@ async def a_refusal_names_the_member(door: Any, page: str, member: str) -> None:
             assert said["held_by"].startswith(f"{member}.")
         else:
             assert member not in str(said)
-    door.service.apply_config(door.service.config, Tokens([]))
+    serve.service.apply_config(serve.service.config, Tokens([]))
 
 
-async def test_no_door_shows_the_password_of_the_store(
-    door: Open, page: str, caplog: pytest.LogCaptureFixture
+async def test_no_response_shows_the_password_of_the_store(
+    serve: Open, page: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In no log line, response or page, whether the store is connected or lost."""
     caplog.set_level(logging.DEBUG)
@@ -129,7 +130,7 @@ async def test_no_door_shows_the_password_of_the_store(
     try:
         server.ask("ACL", "SETUSER", "crawler", "on", ">s3cr3t", "~*", "&*", "+@all")
         url = f"redis://crawler:s3cr3t@127.0.0.1:{server.port}/0"
-        one = await door(fleet={"url": url, "hold": 1.0})
+        one = await serve(fleet={"url": url, "hold": 1.0})
         shown = [await everything(one)]
         server.kill()
         said = await until_unready(one)
@@ -143,20 +144,20 @@ async def test_no_door_shows_the_password_of_the_store(
         assert "s3cr3t" not in text
 
 
-async def everything(door: Any) -> str:
+async def everything(serve: Any) -> str:
     texts = []
     for path in ("/readyz", "/v1/config", "/ui/config", "/ui/", "/metrics", "/v1/overview"):
-        async with door.session.get(door.base + path) as response:
+        async with serve.session.get(serve.base + path) as response:
             texts.append(await response.text())
     return "\n".join(texts)
 
 
-async def test_the_answer_of_an_operator_shows_what_was_just_said(
-    door: Open, store: Server, page: str
+async def test_the_response_to_an_operator_shows_the_new_state(
+    serve: Open, store: Server, page: str
 ) -> None:
     """The response never shows the state before the call, on any member, however often repeated."""
     fleet = {"url": store.url, "hold": 1.0}
-    one, other = await door(fleet=fleet), await door(fleet=fleet)
+    one, other = await serve(fleet=fleet), await serve(fleet=fleet)
     await one.post(f"/v1/leases/{await until_201(one, page)}/report", {"status": 200})
     told = []
     for asked, what, body in (
@@ -177,11 +178,11 @@ async def test_the_answer_of_an_operator_shows_what_was_just_said(
 
 
 async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
-    door: Open, store: Server, page: str, caplog: pytest.LogCaptureFixture
+    serve: Open, store: Server, page: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gatekeeper.fleet")
     fleet = {"url": store.url, "hold": 1.0}
-    one = await door(fleet=fleet)
+    one = await serve(fleet=fleet)
     status, said = await one.get("/readyz")
     assert (status, said) == (
         200,
@@ -190,20 +191,18 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     await until_201(one, page)
     status, said = await one.get("/readyz")
     assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})
-    # The log tells why there were no turns for a while, and that they are granted again.
-    async with asyncio.timeout(10.0):
-        while not any("leases are granted again" in one for one in caplog.messages):
-            await asyncio.sleep(0.01)
+    # The log tells why there were no leases for a while, and that they are granted again.
+    await until(lambda: any("leases are granted again" in one for one in caplog.messages))
     waits = [one for one in caplog.messages if "no leases are granted until" in one]
     assert len(waits) == 1
     assert store.url in waits[0]
 
 
-async def test_a_lease_is_waited_for_until_the_store_is_restored_but_no_check(
-    door: Open, store: Server, page: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_lease_waits_until_the_store_is_restored_and_a_check_does_not(
+    serve: Open, store: Server, page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(robots_pacing, "_PATIENCE_SECONDS", 0.1)
-    one = await door(fleet={"url": store.url, "hold": 1.0})  # the store is empty
+    one = await serve(fleet={"url": store.url, "hold": 1.0})  # the store is empty
     leasing = asyncio.create_task(one.post("/v1/leases", {"url": page, "wait": 30}))
     _, said = await one.get("/v1/check", params={"url": page})
     assert (said["verdict"], said["reason"]) == ("defer", "fleet")
@@ -213,18 +212,16 @@ async def test_a_lease_is_waited_for_until_the_store_is_restored_but_no_check(
 
 
 async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_with_its_name(
-    door: Open, store: Server
+    serve: Open, store: Server
 ) -> None:
     """when_lost = "divide": 429 with Retry-After and the reason, and the same in every view."""
     fleet = {"url": store.url, "hold": 1.0, "when_lost": "divide"}
-    one, other = await door(fleet=fleet), await door(fleet=fleet)
+    one, other = await serve(fleet=fleet), await serve(fleet=fleet)
     member = other.service.gate.stats().fleet.member
     async with asyncio.timeout(60.0):
-        while one.service.gate.stats().fleet.members < 2:
-            await asyncio.sleep(0.05)
+        await until(lambda: one.service.gate.stats().fleet.members >= 2)
         store.kill()
-        while not one.service.gate.stats().fleet.dividing:
-            await asyncio.sleep(0.05)
+        await until(lambda: one.service.gate.stats().fleet.dividing)
     refused = 0
     for number in range(1, 13):
         host = f"127.77.0.{number}"

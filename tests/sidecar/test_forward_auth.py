@@ -18,6 +18,7 @@ from gatekeeper.sidecar import background
 from gatekeeper.sidecar.listening import Server
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page
 from tests.sidecar.decision_log_support import write_log
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n\nUser-agent: testbot\nAllow: /\n"
 FORWARDED = {
@@ -43,32 +44,32 @@ async def ask(
         return response
 
 
-async def warm(door: Any, **server: Any) -> Any:
+async def warm(serve: Any, **server: Any) -> Any:
     """Return a service that has the record of a.test."""
-    service = await door(forward_auth=True, **server)
+    service = await serve(forward_auth=True, **server)
     await service.get("/v1/check", params={"url": "http://a.test/"})
     return service
 
 
-async def test_t7_forward_auth_is_off_by_default(door: Any) -> None:
-    service = await door()
+async def test_t7_forward_auth_is_off_by_default(serve: Any) -> None:
+    service = await serve()
     assert (await ask(service, FORWARDED)).status == 404
 
 
-async def test_t7_forward_auth_answers_trusted_peers_alone(door: Any) -> None:
-    service = await door(forward_auth=True, trusted_peers=("192.0.2.1/32",))
+async def test_t7_forward_auth_answers_trusted_peers_alone(serve: Any) -> None:
+    service = await serve(forward_auth=True, trusted_peers=("192.0.2.1/32",))
     assert (await ask(service, FORWARDED)).status == 403
 
 
 # -- what is not known ----------------------------------------------------------------------
 
 
-async def test_an_unknown_origin_is_403_and_the_fetch_starts(
-    door: Any, internet: FakeInternet
+async def test_an_unknown_origin_is_403_and_its_file_is_fetched(
+    serve: Any, internet: FakeInternet
 ) -> None:
     hold = Hold(Page(ROBOTS))
     internet.site("a.test").on("/robots.txt", hold)
-    service = await door(forward_auth=True)
+    service = await serve(forward_auth=True)
     first = await ask(service, FORWARDED)
     assert (first.status, first.headers["Retry-After"]) == (403, "1")
 
@@ -80,9 +81,9 @@ async def test_an_unknown_origin_is_403_and_the_fetch_starts(
 
 
 async def test_t20_a_403_for_an_unknown_origin_has_an_id_a_reason_and_a_line_in_the_log(
-    door: Any, site: Any
+    serve: Any, site: Any
 ) -> None:
-    service = await door(forward_auth=True, log_decisions="all", log_format="json")
+    service = await serve(forward_auth=True, log_decisions="all", log_format="json")
     log = service.service.log._stream = io.StringIO()
     headers = (await ask(service, FORWARDED)).headers
     assert headers["X-Gatekeeper-Reason"] == "unknown"
@@ -95,45 +96,44 @@ async def test_t20_a_403_for_an_unknown_origin_has_an_id_a_reason_and_a_line_in_
     assert told["client"] == "127.0.0.1"
 
 
-async def test_rfc20_robots_txt_itself_is_let_through_though_nothing_is_known(
-    door: Any, internet: FakeInternet
+async def test_rfc20_robots_txt_itself_is_allowed_for_an_unknown_origin(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").on("/robots.txt", NeverAnswer())
-    service = await door(forward_auth=True)
+    service = await serve(forward_auth=True)
     answer = await ask(service, FORWARDED | {"X-Forwarded-Uri": "/robots.txt"})
     assert (answer.status, answer.headers["X-Gatekeeper-Reason"]) == (200, "robots_file")
     assert internet.requests == []
 
 
-async def test_a_short_configured_wait_answers_the_first_question(door: Any, site: Any) -> None:
-    service = await door(forward_auth=True, forward_auth_wait=0.15)
+async def test_a_short_configured_wait_answers_the_first_question(serve: Any, site: Any) -> None:
+    service = await serve(forward_auth=True, forward_auth_wait=0.15)
     await ask(service, FORWARDED)
-    while service.service.learner:  # on a busy machine the fetch may take longer
-        await asyncio.sleep(0)
+    await until(lambda: not service.service.learner)  # the fetch may take longer
     assert (await ask(service, FORWARDED)).status == 200
 
 
-async def test_one_question_is_one_decision(door: Any, site: Any) -> None:
-    service = await warm(door)
+async def test_one_forward_auth_request_is_one_decision(serve: Any, site: Any) -> None:
+    service = await warm(serve)
     before = sum(service.service.gate.stats().decisions.values())
     await ask(service, FORWARDED)
     assert sum(service.service.gate.stats().decisions.values()) == before + 1
 
 
 async def test_t8_an_origin_is_learnt_by_one_task_however_often_it_is_asked_about(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").on("/robots.txt", NeverAnswer())
-    service = await door(forward_auth=True)
+    service = await serve(forward_auth=True)
     await asyncio.gather(*(ask(service, FORWARDED) for _ in range(30)))
     assert len(service.service.learner) == 1
 
 
 async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_operator(
-    door: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+    serve: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "MAX_ORIGINS", 2)
-    service = await door(forward_auth=True)
+    service = await serve(forward_auth=True)
     for name in ("a.test", "b.test", "c.test"):
         internet.site(name).on("/robots.txt", NeverAnswer())
         assert (await ask(service, FORWARDED | {"X-Forwarded-Host": name})).status == 403
@@ -166,10 +166,10 @@ async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: Fak
 
 
 @pytest.mark.parametrize("agent", ["", "(none of your business)", "?!"])
-async def test_a_visitor_without_a_name_is_judged_as_anybody_not_as_our_robot(
-    door: Any, site: Any, agent: str
+async def test_a_visitor_without_a_user_agent_is_judged_as_star(
+    serve: Any, site: Any, agent: str
 ) -> None:
-    service = await warm(door)  # its own agent, testbot, is allowed everything
+    service = await warm(serve)  # its own agent, testbot, is allowed everything
     headers = FORWARDED | {"X-Forwarded-Uri": "/private", "User-Agent": agent}
     if not agent:
         headers[aiohttp.hdrs.USER_AGENT] = ""
@@ -191,10 +191,10 @@ STYLES = [
 
 
 @pytest.mark.parametrize(("headers", "path"), STYLES)
-async def test_what_each_proxy_sends_is_understood(
-    door: Any, site: Any, headers: dict[str, str], path: str
+async def test_the_headers_of_each_supported_proxy_are_understood(
+    serve: Any, site: Any, headers: dict[str, str], path: str
 ) -> None:
-    service = await warm(door)
+    service = await warm(serve)
 
     assert (await ask(service, headers, path)).status == 200
     denied = {name: value.replace("/page", "/private") for name, value in headers.items()}
@@ -215,8 +215,8 @@ FORGED = [
     "forged", FORGED, ids=lambda forged: " ".join(map(": ".join, forged.items()))
 )
 @pytest.mark.parametrize(("headers", "path"), STYLES)
-async def test_t7_no_header_of_the_visitor_opens_what_the_proxy_asks_about(
-    door: Any,
+async def test_t7_no_header_of_the_visitor_changes_what_the_proxy_asks_about(
+    serve: Any,
     internet: FakeInternet,
     site: Any,
     headers: dict[str, str],
@@ -224,7 +224,7 @@ async def test_t7_no_header_of_the_visitor_opens_what_the_proxy_asks_about(
     forged: dict[str, str],
 ) -> None:
     internet.site("b.test").robots("")
-    service = await warm(door)
+    service = await warm(serve)
     await service.get("/v1/check", params={"url": "http://b.test/"})
     set_by_proxy = {name: value.replace("/page", "/private") for name, value in headers.items()}
     both = CIMultiDict([*set_by_proxy.items(), *forged.items()])
@@ -233,29 +233,29 @@ async def test_t7_no_header_of_the_visitor_opens_what_the_proxy_asks_about(
 
 @pytest.mark.parametrize("host", ["a.test?", "a.test#", "a.test/page?", "x@a.test", "a.test:", ""])
 @pytest.mark.parametrize("name", ["X-Forwarded-Host", "Host"])
-async def test_t7_a_host_is_a_name_and_a_port(door: Any, site: Any, host: str, name: str) -> None:
-    service = await warm(door)
+async def test_t7_a_host_is_a_name_and_a_port(serve: Any, site: Any, host: str, name: str) -> None:
+    service = await warm(serve)
     headers = FORWARDED | {"X-Forwarded-Uri": "/private"}
     del headers["X-Forwarded-Host"]
     assert (await ask(service, headers | {name: host})).status == 403
 
 
 @pytest.mark.parametrize("url", ["http://a.test?/private", "http://a.test#/private", "/page", ""])
-async def test_t7_a_whole_url_has_a_host_and_a_path(door: Any, site: Any, url: str) -> None:
-    service = await warm(door)
+async def test_t7_a_whole_url_has_a_host_and_a_path(serve: Any, site: Any, url: str) -> None:
+    service = await warm(serve)
     assert (await ask(service, {"X-Original-URL": url})).status == 403
 
 
-async def test_t7_a_path_ends_at_no_number_sign(door: Any, site: Any) -> None:
-    service = await warm(door)
+async def test_t7_a_path_ends_at_no_number_sign(serve: Any, site: Any) -> None:
+    service = await warm(serve)
     headers = FORWARDED | {"X-Forwarded-Uri": "/page#/../private"}
     assert (await ask(service, headers)).status == 403
 
 
-async def test_a_host_may_be_an_address_with_a_port(door: Any, internet: FakeInternet) -> None:
+async def test_a_host_may_be_an_address_with_a_port(serve: Any, internet: FakeInternet) -> None:
     internet.site("127.0.0.1").robots(ROBOTS)
     origin = f"127.0.0.1:{internet.listener().port()}"
-    service = await door(forward_auth=True)
+    service = await serve(forward_auth=True)
     await service.get("/v1/check", params={"url": f"http://{origin}/"})
     assert (await ask(service, FORWARDED | {"X-Forwarded-Host": origin})).status == 200
     brackets = await ask(service, FORWARDED | {"X-Forwarded-Host": "[2001:db8::1]:80"})
@@ -263,8 +263,10 @@ async def test_a_host_may_be_an_address_with_a_port(door: Any, internet: FakeInt
 
 
 @pytest.mark.parametrize("missing", ["X-Forwarded-Proto", "X-Forwarded-Uri"])
-async def test_t7_without_a_certain_target_it_is_403(door: Any, site: Any, missing: str) -> None:
-    service = await door(forward_auth=True)
+async def test_t7_a_request_without_a_certain_target_is_403(
+    serve: Any, site: Any, missing: str
+) -> None:
+    service = await serve(forward_auth=True)
     headers = {name: value for name, value in FORWARDED.items() if name != missing}
     assert (await ask(service, headers)).status == 403
 
@@ -300,8 +302,8 @@ async def status_of(service: Any, *parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("more", ODD)
-async def test_t7_what_cannot_be_told_or_read_is_403(door: Any, site: Any, more: bytes) -> None:
-    service = await warm(door)
+async def test_t7_a_target_that_cannot_be_read_is_403(serve: Any, site: Any, more: bytes) -> None:
+    service = await warm(serve)
     assert await status_of(service, request(b"")) == b"200"
     assert await status_of(service, request(more)) == b"403"
 
@@ -325,27 +327,29 @@ async def fed(service: Any, *pieces: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 10, 30, 150])
-async def test_t7_it_is_403_as_well_if_it_comes_in_pieces(door: Any, site: Any, cut: int) -> None:
-    service = await warm(door)
+async def test_t7_a_target_that_cannot_be_read_is_403_when_sent_in_pieces(
+    serve: Any, site: Any, cut: int
+) -> None:
+    service = await warm(serve)
     whole = request(b"X-Any: a\x01b\r\n")
     assert await fed(service, whole[:cut], whole[cut:]) == b"403"
 
 
-async def test_a_url_too_long_to_be_read_is_403(door: Any, site: Any) -> None:
-    service = await warm(door)
+async def test_a_url_too_long_to_be_read_is_403(serve: Any, site: Any) -> None:
+    service = await warm(serve)
     path = b"/v1/forward-auth/" + b"x" * 20_000
     assert await status_of(service, request(b"", path)) == b"403"
 
 
-async def test_what_cannot_be_read_elsewhere_is_400(door: Any, site: Any) -> None:
-    service = await warm(door)
+async def test_an_unreadable_request_outside_forward_auth_is_400(serve: Any, site: Any) -> None:
+    service = await warm(serve)
     assert await status_of(service, request(b"Bad Header: x\r\n", b"/v1/check")) == b"400"
 
 
-async def test_an_error_of_ours_is_403(
-    door: Any, site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_internal_error_is_403(
+    serve: Any, site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = await warm(door)
+    service = await warm(serve)
 
     def broken(_url: str, **_: Any) -> None:
         raise RuntimeError("a bug")
@@ -358,8 +362,8 @@ async def test_an_error_of_ours_is_403(
 # -- bounds, and the Host that is ours ------------------------------------------------------
 
 
-async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> None:
-    service = await warm(door, client_rate=2.0)
+async def test_t15_a_proxy_is_bounded_like_any_client(serve: Any, site: Any) -> None:
+    service = await warm(serve, client_rate=2.0)
     service.service.clients._buckets.clear()
     answers = [await ask(service, FORWARDED) for _ in range(3)]
 
@@ -369,10 +373,12 @@ async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> N
     assert service.service.clients.refused["rate"] == 1
 
 
-async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInternet) -> None:
+async def test_t15_concurrent_requests_of_a_proxy_are_bounded(
+    serve: Any, internet: FakeInternet
+) -> None:
     hold = Hold(Page(ROBOTS))
     internet.site("a.test").on("/robots.txt", hold)
-    service = await door(forward_auth=True, client_concurrency=1, forward_auth_wait=20.0)
+    service = await serve(forward_auth=True, client_concurrency=1, forward_auth_wait=20.0)
     clients = service.service.clients
     entered = asyncio.Event()
     enter = clients.enter
@@ -404,13 +410,13 @@ async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInt
         ("", 403),
     ],
 )
-async def test_t4_it_answers_to_the_hosts_that_are_listed(
-    door: Any, site: Any, host: str, status: int
+async def test_t4_forward_auth_answers_for_listed_hosts_only(
+    serve: Any, site: Any, host: str, status: int
 ) -> None:
-    service = await warm(door, forward_auth_hosts=("Gate.internal", "other.internal:99"))
+    service = await warm(serve, forward_auth_hosts=("Gate.internal", "other.internal:99"))
     assert (await ask(service, FORWARDED | {"Host": host})).status == status
 
 
-async def test_as_it_comes_it_answers_to_any_host(door: Any, site: Any) -> None:
-    service = await warm(door)
+async def test_forward_auth_without_a_list_answers_for_any_host(serve: Any, site: Any) -> None:
+    service = await warm(serve)
     assert (await ask(service, FORWARDED | {"Host": "visited.example"})).status == 200

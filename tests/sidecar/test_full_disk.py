@@ -76,14 +76,14 @@ async def refused_everywhere(sidecar: Any, url: str) -> None:
     assert caught.value.retry_at is not None
 
 
-async def test_a_full_disk_and_kill_9_break_no_interval(
+async def test_a_full_disk_and_kill_9_violate_no_interval(
     start: Any, internet: FakeInternet, origin: str
 ) -> None:
     page = f"{origin}/page"
     first = await start()
     assert (await fetch(first, page))[0] == 200
     with full_disk(first):
-        # The first request still waits for the host's turn, and is refused when that comes.
+        # The first request still waits for the host's lease, and is refused when that comes.
         assert (await fetch(first, page))[0] == 503
         assert "promises can't be kept" in await ready(first, 503)
         await refused_everywhere(first, page)
@@ -105,7 +105,9 @@ async def test_a_full_disk_and_kill_9_break_no_interval(
     assert min(b - a for a, b in itertools.pairwise(times[1:])) > DELAY - 0.05
 
 
-async def test_with_continue_it_goes_on(start: Any, internet: FakeInternet, origin: str) -> None:
+async def test_with_on_failure_continue_a_full_disk_refuses_nothing(
+    start: Any, internet: FakeInternet, origin: str
+) -> None:
     page = f"{origin}/page"
     sidecar = await start(env={"GATEKEEPER_STORAGE_ON_FAILURE": "continue"})
     with full_disk(sidecar):

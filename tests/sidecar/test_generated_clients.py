@@ -65,11 +65,11 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[An
 
 
 async def test_a_generated_client_asks_leases_reports_and_fetches(
-    client: Any, door: Any, internet: FakeInternet
+    client: Any, serve: Any, internet: FakeInternet
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /private\nCrawl-delay: 0.01\n")
     site.page("/x", b"\x00octets").on("/gone", Page("no longer", status=403))
-    sidecar = await door()
+    sidecar = await serve()
     models = client("models")
     if client.tokens:
         sidecar = with_tokens(sidecar)
@@ -118,10 +118,10 @@ async def test_a_generated_client_asks_leases_reports_and_fetches(
         assert (await ask("operators.get_overview")).parsed.decisions["allow"] >= 1
 
 
-async def test_without_its_token_a_generated_client_gets_a_problem(client: Any, door: Any) -> None:
+async def test_without_its_token_a_generated_client_gets_a_problem(client: Any, serve: Any) -> None:
     if not client.tokens:
         return  # this service requires no token
-    sidecar = with_tokens(await door())
+    sidecar = with_tokens(await serve())
     async with client("client").AuthenticatedClient(sidecar.base, "wrong" * 8) as gate:
         refused = await client("api.questions.check_url").asyncio_detailed(
             client=gate, url_query="http://a.test/"

@@ -21,17 +21,17 @@ def bearer(name: str) -> dict[str, str]:
 
 
 @pytest.fixture
-async def asked(door: Any, internet: FakeInternet) -> Any:
+async def asked(serve: Any, internet: FakeInternet) -> Any:
     """A service with the tokens of three clients."""
     internet.site("a.test").robots("").page("/page", "x")
-    sidecar = await door()
+    sidecar = await serve()
     tokens = [Token(f"{n:x<40}".encode(), n, frozenset(roles)) for n, roles in NAMES.items()]
     sidecar.service.apply_config(sidecar.service.config, Tokens(tokens))
     return sidecar
 
 
 @pytest.mark.parametrize(("who", "told"), [("owner", True), ("other", False), ("boss", True)])
-async def test_a_turn_that_did_not_come_in_time_says_what_holds_the_host(
+async def test_a_lease_that_did_not_come_in_time_says_what_holds_the_host(
     asked: Any, who: str, told: bool
 ) -> None:
     status, lease = await asked.post("/v1/leases", WANT, headers=bearer("owner"))
@@ -51,7 +51,7 @@ async def test_a_turn_that_did_not_come_in_time_says_what_holds_the_host(
     assert ("owner" in str(problem)) is told
 
 
-async def test_of_a_host_that_nobody_holds_nothing_is_said(asked: Any) -> None:
+async def test_a_refusal_for_a_host_that_nobody_holds_names_no_holder(asked: Any) -> None:
     gate = asked.service.gate
     _, lease = await asked.post("/v1/leases", WANT, headers=bearer("owner"))
     await asked.post(f"/v1/leases/{lease['id']}/report", {}, headers=bearer("owner"))
@@ -77,9 +77,11 @@ async def test_a_store_that_hangs_holds_up_no_refusal(
     assert (status, problem["type"]) == (429, "urn:gatekeeper:problem:not-yet")
 
 
-async def test_without_tokens_everybody_may_know(door: Any, internet: FakeInternet) -> None:
+async def test_without_tokens_every_client_is_told_the_holder(
+    serve: Any, internet: FakeInternet
+) -> None:
     internet.site("a.test").robots("").page("/page", "x")
-    sidecar = await door()
+    sidecar = await serve()
     await sidecar.post("/v1/leases", WANT)
     _, problem = await sidecar.post("/v1/leases", WANT | {"wait": 0})
 
@@ -87,10 +89,10 @@ async def test_without_tokens_everybody_may_know(door: Any, internet: FakeIntern
 
 
 async def test_of_several_leases_the_one_that_ends_first_is_named(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("").page("/page", "x")
-    sidecar = await door(pacing={"concurrency": 3})
+    sidecar = await serve(pacing={"concurrency": 3})
     ends = {}
     for ttl in (60, 20, 40):
         _, lease = await sidecar.post("/v1/leases", WANT | {"ttl": ttl})

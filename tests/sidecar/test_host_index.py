@@ -75,7 +75,7 @@ async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, 
         await index.close()
 
 
-async def test_pages_by_state_name_and_key() -> None:
+async def test_hosts_are_paged_by_state_name_and_key() -> None:
     clock = VirtualClock()
     async with index_of(100, clock) as (index, scopes, _):
         scopes["h0000007.test"].ensure_history().paused = True
@@ -153,7 +153,7 @@ async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -
         assert await least_time(sorted_page) < 0.05
 
 
-async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
+async def test_the_last_scan_answers_while_the_next_is_under_way() -> None:
     clock = VirtualClock()
     async with index_of(20_000, clock) as (index, scopes, _):
         index.follow()
@@ -176,7 +176,7 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
         assert found.total == 2
 
 
-async def test_a_page_is_complete_only_when_every_host_was_looked_at() -> None:
+async def test_a_page_is_complete_only_after_a_scan_of_every_host() -> None:
     """A page is not complete if it began while thousands of hosts were not sorted yet."""
     async with index_of(30_000, VirtualClock()) as (index, _, _):
         found = await index.page(order=NEXT)
@@ -189,7 +189,7 @@ async def test_a_page_is_complete_only_when_every_host_was_looked_at() -> None:
         assert (found.total, found.complete) == (30_000, True)
 
 
-async def test_a_look_goes_in_slices() -> None:
+async def test_a_scan_of_all_hosts_lets_other_tasks_run() -> None:
     turns = 0
 
     async def count() -> None:
@@ -209,7 +209,7 @@ async def test_a_look_goes_in_slices() -> None:
     assert turns >= 90
 
 
-def test_the_state_of_a_host_is_that_of_what_it_shares_too() -> None:
+def test_the_state_of_a_host_includes_that_of_its_shared_clocks() -> None:
     shared = Scope("group:g", ScopeSettings())
     scope = Scope("a.test", ScopeSettings(), (shared,))
     assert state_of(scope, 0.0) == "free"
@@ -224,10 +224,10 @@ def test_the_state_of_a_host_is_that_of_what_it_shares_too() -> None:
 
 
 async def test_the_list_of_hosts_tells_of_their_files_and_counts(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\nCrawl-delay: 0.07\n")
-    service = await door()
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
     await service.post(f"/v1/leases/{lease['id']}/report", {"status": 404})
     for path in ("x", "y", "no"):
@@ -244,9 +244,11 @@ async def test_the_list_of_hosts_tells_of_their_files_and_counts(
     assert (await service.get("/v1/hosts?sort=next&page=300"))[0] == 400
 
 
-async def test_a_host_at_another_port_has_its_file_too(door: Any, internet: FakeInternet) -> None:
+async def test_a_host_at_another_port_is_listed_with_its_file(
+    serve: Any, internet: FakeInternet
+) -> None:
     internet.site("http://a.test:8080").robots("User-agent: *\nDisallow: /no\n")
-    service = await door()
+    service = await serve()
     await service.get("/v1/check?url=http://a.test:8080/x")
     _, host = await service.get("/v1/hosts/a.test")
     assert (host["robots"], host["robots_status"]) == ("parsed", 200)

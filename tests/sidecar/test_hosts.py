@@ -14,29 +14,29 @@ from tests.internet import FakeInternet
 
 
 @pytest.mark.parametrize("spelling", ["A.TEST", "a.test.", "http://a.test/x"])
-async def test_a_host_is_found_by_any_spelling(door: Any, spelling: str) -> None:
-    service = await door()
+async def test_a_host_is_found_by_any_spelling(serve: Any, spelling: str) -> None:
+    service = await serve()
     status, host = await service.post(f"/v1/hosts/{quote(spelling, safe='')}/pause", {})
     assert (status, host["host"], host["state"]) == (200, "a.test", "paused")
 
 
 @pytest.mark.parametrize("spelling", ["::1", "[::1]"])
-async def test_an_ipv6_host_needs_no_brackets(door: Any, spelling: str) -> None:
-    service = await door()
+async def test_an_ipv6_host_needs_no_brackets(serve: Any, spelling: str) -> None:
+    service = await serve()
     path = f"/v1/hosts/{quote(spelling, safe='')}"
     status, host = await service.post(f"{path}/pause", {})
     assert (status, host["host"]) == (200, "::1")
     assert (await service.post(f"{path}/refresh", {}))[0] in (200, 202)
 
 
-async def test_what_is_no_host_is_a_bad_request(door: Any) -> None:
-    service = await door()
+async def test_text_that_is_no_host_is_a_bad_request(serve: Any) -> None:
+    service = await serve()
     status, problem = await service.get(f"/v1/hosts/{quote('a b', safe='')}")
     assert status == 400
     assert "'a b' is not a host" in problem["detail"]
 
 
-def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
+def test_a_reload_refuses_a_rule_that_needs_a_new_group() -> None:
     old = Config.from_dict({"group": [{"name": "g"}]})
     word = {"match": "a.test", "group": "g"}
     _refuse_new_groups(old, Config.from_dict({"group": [{"name": "g"}], "host": [word]}))
@@ -46,10 +46,10 @@ def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
 
 
 async def test_a_refresh_of_a_blocked_host_is_accepted_for_later(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("https://a.test").robots("")
-    service = await door()
+    service = await serve()
     await service.post("/v1/hosts/a.test/block", {"seconds": 600})
     status, host = await service.post("/v1/hosts/a.test/refresh", {})
 
@@ -57,11 +57,11 @@ async def test_a_refresh_of_a_blocked_host_is_accepted_for_later(
 
 
 async def test_a_batch_with_a_url_of_a_blocked_host_is_answered(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     for name in ("a.test", "b.test"):
         internet.site(name).robots("")
-    service = await door()
+    service = await serve()
     await service.post("/v1/hosts/a.test/block", {"seconds": 600})
     _, answer = await service.post("/v1/check", {"urls": ["http://a.test/", "http://b.test/"]})
     status, story = await service.get("/v1/explain", params={"url": "http://a.test/"})
@@ -72,10 +72,10 @@ async def test_a_batch_with_a_url_of_a_blocked_host_is_answered(
 
 
 async def test_a_host_that_refused_says_how_far_it_is_slowed(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.05\n")
-    service = await door()
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
     await service.post(f"/v1/leases/{lease['id']}/report", {"status": 429, "retry_after": 1})
     _, host = await service.get("/v1/hosts/a.test")
@@ -86,9 +86,9 @@ async def test_a_host_that_refused_says_how_far_it_is_slowed(
     assert clock["since"] is not None
 
 
-async def test_a_host_does_not_show_the_url_of_a_lease(door: Any, internet: FakeInternet) -> None:
+async def test_a_host_does_not_show_the_url_of_a_lease(serve: Any, internet: FakeInternet) -> None:
     internet.site("http://a.test").robots("")
-    service = await door()
+    service = await serve()
     status, _ = await service.post("/v1/leases", {"url": "http://a.test/x?token=1", "wait": 30})
     assert status == 201
     _, host = await service.get("/v1/hosts/a.test")

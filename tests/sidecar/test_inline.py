@@ -116,7 +116,7 @@ def in_loop(check: Any) -> None:
 
 
 @given(requests())
-def test_what_is_read_is_what_aiohttp_reads(data: bytes) -> None:
+def test_a_request_read_inline_equals_what_aiohttp_reads(data: bytes) -> None:
     def check() -> None:
         try:
             request = read(data, MAX_LINE)
@@ -174,7 +174,7 @@ async def test_a_connection_whose_request_came_in_pieces_is_read_again() -> None
     assert reader._missing == math.inf
 
 
-async def test_what_is_kept_of_a_head_is_bounded() -> None:
+async def test_what_is_kept_of_a_partial_request_is_bounded() -> None:
     reader = RequestReader(1024)
     for _ in range(10_000):
         assert reader.read(b"x" * 100) is None
@@ -195,7 +195,9 @@ async def test_lines_beyond_the_limit_are_not_read(data: bytes) -> None:
         read(data, 1024)
 
 
-async def test_without_aiohttps_parser_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_parser_of_aiohttp_no_request_is_read_inline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inline._fields.cache_clear()
     monkeypatch.delattr(aiohttp.http, "HttpRequestParser")
     with pytest.raises(NotPlainError):

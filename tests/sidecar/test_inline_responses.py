@@ -20,6 +20,7 @@ from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
 from tests.internet import FakeInternet
 from tests.sidecar.decision_log_support import write_log
+from tests.waiting_support import until
 
 TOKEN = "a" * 40
 _OWN = re.compile(
@@ -58,11 +59,11 @@ class Connection:
         return head + await self.reader.readexactly(int(length[1]) if length else 0)
 
 
-class Doors:
+class TwoServers:
     """One service behind two servers, one with inline responses and one without."""
 
-    def __init__(self, door: Any) -> None:
-        self.service = door.service
+    def __init__(self, running: Any) -> None:
+        self.service = running.service
         self.inline: list[bytes | None] = []
         self._open: list[Any] = []
 
@@ -89,22 +90,22 @@ class Doors:
 
 
 @pytest.fixture
-async def doors(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
-    """`await doors(max_leases=3, ...)`; the record of a.test is cached."""
+async def two_servers(serve: Any, internet: FakeInternet) -> AsyncIterator[Any]:
+    """`await two_servers(max_leases=3, ...)`; the record of a.test is cached."""
     opened = []
 
-    async def begin(**settings: Any) -> Doors:
+    async def begin(**settings: Any) -> TwoServers:
         internet.site("a.test").robots("User-agent: *\nDisallow: /private\nAllow: /é\n")
         internet.site("b.test").robots("")
-        doors = Doors(await door(pacing={"concurrency": 10}, **settings))
-        opened.append(doors)
+        two_servers = TwoServers(await serve(pacing={"concurrency": 10}, **settings))
+        opened.append(two_servers)
         for path in ("", "private", "é"):
-            await doors.service.gate.check(f"http://a.test/{path}")
-        return doors
+            await two_servers.service.gate.check(f"http://a.test/{path}")
+        return two_servers
 
     yield begin
-    for doors in opened:
-        await doors.close()
+    for two_servers in opened:
+        await two_servers.close()
 
 
 def alike(answer: bytes) -> tuple[list[bytes], bytes]:
@@ -141,15 +142,17 @@ def alike(answer: bytes) -> tuple[list[bytes], bytes]:
         post("/v1/leases/%00/report", {"status": 200}),
     ],
 )
-async def test_the_answer_is_the_one_of_the_usual_way(doors: Any, request_: bytes) -> None:
-    both = await doors()
+async def test_an_inline_response_equals_that_of_the_usual_path(
+    two_servers: Any, request_: bytes
+) -> None:
+    both = await two_servers()
     quick, usual = await both.connect(), await both.connect(usual=True)
 
     assert alike(await quick.ask(request_)) == alike(await usual.ask(request_))
 
 
-async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors: Any) -> None:
-    both = await doors()
+async def test_a_warm_check_a_free_lease_and_a_report_are_answered_inline(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
     lease = json.loads(
@@ -164,8 +167,8 @@ async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors:
     assert both.service.leases.ended["reported"] == 1
 
 
-async def test_another_agent_is_answered_at_once_as_well(doors: Any) -> None:
-    both = await doors()
+async def test_another_agent_is_answered_inline(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     for number in range(5):
         target = f"/v1/check?url=http://a.test/private{number}&user_agent=other"
@@ -174,8 +177,10 @@ async def test_another_agent_is_answered_at_once_as_well(doors: Any) -> None:
     assert all(both.inline)
 
 
-async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: FakeInternet) -> None:
-    both = await doors()
+async def test_answers_keep_the_order_of_their_requests(
+    two_servers: Any, internet: FakeInternet
+) -> None:
+    both = await two_servers()
     connection = await both.connect()
     cold = get("/v1/check?url=http://b.test/first")
 
@@ -184,44 +189,43 @@ async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: Fa
     # Again, with the second one read while the first is being answered.
     cold = get("/v1/check?url=http://b.test:81/first")
     connection.writer.write(cold)
-    while both.service.clients._under_way == {}:
-        await asyncio.sleep(0)
+    await until(lambda: both.service.clients._under_way != {})
     assert b"b.test:81/first" in await connection.ask(CHECK)
     assert b"a.test/page" in await connection.answer()
 
 
-async def test_a_client_that_does_not_read_waits_for_itself(doors: Any) -> None:
-    both = await doors()
+async def test_a_client_that_does_not_read_gets_no_inline_response(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
     [protocol] = both._open[0][1].server.connections
     protocol.pause_writing()  # as the transport does when the client reads too slowly
     await connection.ask(CHECK)
     connection.writer.write(CHECK)
-    while not protocol._messages:
-        await asyncio.sleep(0)
+    await until(lambda: protocol._messages)
     protocol.resume_writing()
     await connection.answer()
 
     assert len(both.inline) == 1
 
 
-async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
-    both = await doors()
+async def test_a_body_in_pieces_takes_the_usual_path(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     whole = post("/v1/leases", {"url": "http://a.test/page"})
     connection.writer.write(whole[:-5])
-    while not both.service.clients._under_way:
-        await asyncio.sleep(0)
+    await until(lambda: both.service.clients._under_way)
 
     assert (await connection.ask(whole[-5:])).startswith(b"HTTP/1.1 201 ")
     assert both.inline == []
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
-async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: int) -> None:
+async def test_known_header_lines_in_any_combination_are_read_alike(
+    two_servers: Any, kept: int
+) -> None:
     """Requests with known header lines, split and combined in several ways."""
-    both = await doors()
+    both = await two_servers()
     connection, usual = await both.connect(), await both.connect(usual=True)
     for _ in range(kept):
         await connection.ask(CHECK)
@@ -247,8 +251,7 @@ async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: 
     # A body that is shorter, longer, or split; and two requests in one piece.
     short = lease[:-1]
     connection.writer.write(short)
-    while not both.service.clients._under_way:
-        await asyncio.sleep(0)
+    await until(lambda: both.service.clients._under_way)
     assert b" 201 " in await connection.ask(lease[-1:])
     assert b" 201 " in await connection.ask(lease + CHECK)
     assert b"a.test/page" in await connection.answer()
@@ -262,8 +265,8 @@ async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: 
 @pytest.mark.parametrize(
     "fields", [("Connection: close",), ("Upgrade: websocket", "Connection: upgrade")]
 )
-async def test_a_connection_that_ends_goes_the_usual_way(doors: Any, fields: Any) -> None:
-    both = await doors()
+async def test_a_connection_that_ends_takes_the_usual_path(two_servers: Any, fields: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     await connection.ask(get("/v1/check?url=http://a.test/page", *fields))
 
@@ -274,15 +277,17 @@ async def test_a_connection_that_ends_goes_the_usual_way(doors: Any, fields: Any
     ("settings", "status"),
     [({"client_rate": 1.0}, b"429"), ({"client_concurrency": 0}, b"429")],
 )
-async def test_the_bounds_of_a_client_hold(doors: Any, settings: Any, status: bytes) -> None:
-    connection = await (await doors(**settings)).connect()
+async def test_the_limits_of_a_client_hold_on_the_inline_path(
+    two_servers: Any, settings: Any, status: bytes
+) -> None:
+    connection = await (await two_servers(**settings)).connect()
     await connection.ask(CHECK)
 
     assert (await connection.ask(CHECK)).split()[1] == status
 
 
-async def test_the_token_is_asked_for(doors: Any) -> None:
-    both = await doors()
+async def test_a_token_is_required_on_the_inline_path(two_servers: Any) -> None:
+    both = await two_servers()
     both.service.apply_config(both.service.config, Tokens((TOKEN.encode(),)))
     connection = await both.connect()
 
@@ -293,8 +298,10 @@ async def test_the_token_is_asked_for(doors: Any) -> None:
     assert both.inline[1] is not None
 
 
-async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors: Any) -> None:
-    both = await doors(max_leases=1)
+async def test_no_lease_is_granted_inline_beyond_the_limit_or_while_draining(
+    two_servers: Any,
+) -> None:
+    both = await two_servers(max_leases=1)
     connection = await both.connect()
     lease = post("/v1/leases", {"url": "http://a.test/page"})
     await connection.ask(lease)
@@ -303,8 +310,8 @@ async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors
     assert (await connection.ask(lease)).split()[1] == b"503"
 
 
-async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
-    both = await doors(log_decisions="all", log_format="json")
+async def test_an_inline_response_is_counted_and_logged(two_servers: Any) -> None:
+    both = await two_servers(log_decisions="all", log_format="json")
     lines: list[str] = []
     both.service.log._write_page = lines.extend
     for usual in (False, True):
@@ -324,8 +331,8 @@ async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
 
 
 @pytest.mark.parametrize("log", ["all", "refused"])
-async def test_a_batch_is_answered_in_its_order_and_logged(doors: Any, log: str) -> None:
-    both = await doors(log_decisions=log, log_format="json")
+async def test_a_batch_is_answered_in_its_order_and_logged(two_servers: Any, log: str) -> None:
+    both = await two_servers(log_decisions=log, log_format="json")
     lines: list[str] = []
     both.service.log._write_page = lines.extend
     connection = await both.connect()
@@ -343,9 +350,9 @@ async def test_a_batch_is_answered_in_its_order_and_logged(doors: Any, log: str)
     assert len(logged) == len(lines) == len(wanted)
 
 
-async def test_a_short_batch_is_answered_at_once_and_a_long_one_in_pieces(doors: Any) -> None:
+async def test_a_short_batch_is_answered_at_once_and_a_long_one_in_pieces(two_servers: Any) -> None:
     """Between the pieces the event loop does other work."""
-    both = await doors()
+    both = await two_servers()
     connection = await both.connect()
     for count, inline in ((128, True), (129, False)):
         urls = [f"http://a.test/{number}" for number in range(count)]
@@ -356,10 +363,10 @@ async def test_a_short_batch_is_answered_at_once_and_a_long_one_in_pieces(doors:
     assert both.service.gate.stats().decisions[Verdict.ALLOW, Reason.NO_RULE] >= 257
 
 
-async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
-    doors: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_internal_error_on_the_inline_path_is_logged(
+    two_servers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = await doors()
+    both = await two_servers()
     monkeypatch.setattr(both.service.gate.parts.decider, "recall", lambda *_, **__: 1 / 0)
     connection = await both.connect()
 
@@ -367,8 +374,8 @@ async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
     assert "not answered inline" in caplog.text
 
 
-async def test_a_connection_in_use_is_not_taken_for_idle(doors: Any) -> None:
-    both = await doors()
+async def test_a_connection_in_use_is_not_taken_for_idle(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
     [protocol] = both._open[0][1].server.connections
@@ -379,8 +386,8 @@ async def test_a_connection_in_use_is_not_taken_for_idle(doors: Any) -> None:
     assert (await connection.ask(CHECK)).split()[1] == b"200"
 
 
-async def test_a_first_request_answered_at_once_is_not_too_slow(doors: Any) -> None:
-    both = await doors()
+async def test_a_first_request_answered_at_once_is_not_too_slow(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     [protocol] = both._open[0][1].server.connections
     timer = protocol._first_timer
@@ -391,13 +398,12 @@ async def test_a_first_request_answered_at_once_is_not_too_slow(doors: Any) -> N
     assert both.inline[-1] is not None
 
 
-async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors: Any) -> None:
-    both = await doors()
+async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(two_servers: Any) -> None:
+    both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
     [protocol] = both._open[0][1].server.connections
-    while protocol._waiter is None:
-        await asyncio.sleep(0)
+    await until(lambda: protocol._waiter is not None)
     protocol._next_keepalive_close_time = 0.0  # the latest response was long ago
     protocol._process_keepalive()  # as the timer does
 
@@ -405,14 +411,14 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
 
 
 @pytest.mark.parametrize("missing", ["_waiter", "_next_keepalive_close_time"])
-async def test_an_aiohttp_of_another_kind_has_all_go_the_usual_way(
-    doors: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+async def test_with_an_unknown_aiohttp_every_request_takes_the_usual_path(
+    two_servers: Any, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     has = hasattr
     monkeypatch.setattr(
         library_internals, "hasattr", lambda one, name: name != missing and has(one, name), False
     )
-    both = await doors()
+    both = await two_servers()
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"200"
@@ -420,8 +426,8 @@ async def test_an_aiohttp_of_another_kind_has_all_go_the_usual_way(
 
 
 @pytest.mark.parametrize("odd", [False, True])
-async def test_a_batch_of_every_kind_is_what_is_decided_one_by_one(
-    door: Any, internet: FakeInternet, odd: bool
+async def test_a_batch_has_the_decisions_of_single_questions(
+    serve: Any, internet: FakeInternet, odd: bool
 ) -> None:
     rules = "User-agent: *\nDisallow: /private\nDisallow: /*.pdf$\nCrawl-delay: 2\n"
     internet.site("a.test").robots(f"{rules}\nUser-agent: other\nDisallow: /page\nAllow: /private")
@@ -445,7 +451,7 @@ async def test_a_batch_of_every_kind_is_what_is_decided_one_by_one(
             "http://a.test/line\nfeed",
         ]
 
-    both, ids = Doors(await door(host=hosts)), set()
+    both, ids = TwoServers(await serve(host=hosts)), set()
     connection, gate = await both.connect(), both.service.gate
     for _ in range(2):
         for agent in (None, "other", "third/1.0"):

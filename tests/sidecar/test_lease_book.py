@@ -83,7 +83,7 @@ def test_a_line_of_an_earlier_version_is_read(path: Path) -> None:
     assert left_in(path) == {"a": OpenLease("a", 5.0, URL)}
 
 
-def test_a_blank_in_a_url_makes_no_other_field_of_it(path: Path) -> None:
+def test_a_blank_in_a_url_is_escaped_in_the_journal(path: Path) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(OpenLease("a", 5.0, "http://a.test/x y\n- a"))
     journal.close()
@@ -92,7 +92,9 @@ def test_a_blank_in_a_url_makes_no_other_field_of_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("now", "left"), [(5.0, True), (14.9, True), (15.1, False)])
-def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, left: bool) -> None:
+def test_an_expired_lease_is_kept_in_the_journal_for_as_long_again(
+    path: Path, now: float, left: bool
+) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(starting_now("a", 5.0, VirtualClock(wall=0.0)))
     journal.granted(starting_now("b", 10.0, VirtualClock(wall=-5.0)))
@@ -105,7 +107,7 @@ def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, lef
 
 
 @pytest.mark.parametrize("jump", [-86_400.0, -7200.0, 7200.0, 86_400.0])
-def test_a_wall_clock_that_was_set_meanwhile_moves_no_end(path: Path, jump: float) -> None:
+def test_a_wall_clock_set_between_two_processes_changes_no_expiry(path: Path, jump: float) -> None:
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
     journal.granted(starting_now("a", 60.0, clock))
@@ -116,7 +118,7 @@ def test_a_wall_clock_that_was_set_meanwhile_moves_no_end(path: Path, jump: floa
     assert left_by(path, clock)["a"].remaining(clock) == pytest.approx(40.0)
 
 
-def test_after_a_start_of_the_machine_the_wall_clock_decides_and_no_end_is_put_off(
+def test_after_a_reboot_the_wall_clock_decides_and_no_expiry_is_delayed(
     path: Path,
 ) -> None:
     clock = VirtualClock()
@@ -130,7 +132,7 @@ def test_after_a_start_of_the_machine_the_wall_clock_decides_and_no_end_is_put_o
     assert left_by(path, clock)["a"].remaining(clock) == 60.0
 
 
-def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
+def test_a_shortened_journal_keeps_expired_leases(path: Path) -> None:
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
     for name in ("a", "b"):
@@ -145,7 +147,7 @@ def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
     assert set(left_by(path, clock)) == {"a"}
 
 
-def test_a_piece_of_a_line_that_can_not_be_taken_out_spoils_no_other(
+def test_a_partial_line_that_can_not_be_removed_damages_no_other_line(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
@@ -165,7 +167,7 @@ def test_a_piece_of_a_line_that_can_not_be_taken_out_spoils_no_other(
     assert set(left_in(path)) == {"c"}
 
 
-def test_a_lost_descriptor_is_made_up_for(path: Path) -> None:
+def test_a_journal_whose_descriptor_was_closed_is_opened_again(path: Path) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(OpenLease("a", 5.0, URL))
     os.close(journal._fd)
@@ -178,9 +180,7 @@ def test_a_lost_descriptor_is_made_up_for(path: Path) -> None:
     assert set(left_in(path)) == {"a", "c"}
 
 
-def test_a_line_that_went_in_by_half_is_taken_out_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partly_written_line_is_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(OpenLease("a", 5.0, URL))
     write = os.write
@@ -194,7 +194,7 @@ def test_a_line_that_went_in_by_half_is_taken_out_again(
     assert set(left_in(path)) == {"a", "c"}
 
 
-def test_an_end_that_was_not_written_can_be_said_again(path: Path) -> None:
+def test_an_end_that_was_not_written_can_be_repeated(path: Path) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(OpenLease("a", 5.0, URL))
     if FULL.exists():
@@ -239,9 +239,9 @@ class Kept:
 
 
 @pytest.fixture
-async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[Kept]:
+async def kept(serve: Any, internet: FakeInternet, path: Path) -> AsyncIterator[Kept]:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
-    service = (await door(pacing={"concurrency": 3})).service
+    service = (await serve(pacing={"concurrency": 3})).service
     for _ in range(10):  # often enough that its decision is cached, and a lease is granted inline
         await service.gate.check(URL)
     clock = VirtualClock()
@@ -252,7 +252,7 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 
 @needs_a_full_disk
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
+async def test_a_full_disk_leaks_no_lease_and_names_the_remedy(kept: Kept, at_once: bool) -> None:
     async def take() -> None:
         if at_once:
             kept.table.acquire_nowait(kept.gate, URL, 60.0, "client")
@@ -270,7 +270,7 @@ async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once
 
 
 @needs_a_full_disk
-async def test_while_the_disk_is_full_no_turn_is_taken_at_all(
+async def test_while_the_disk_is_full_no_lease_is_granted(
     kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     granted = kept.gate.stats().pacing.granted
@@ -309,7 +309,7 @@ async def test_a_full_disk_does_not_stop_the_sweep(kept: Kept) -> None:
         (lambda table, one: table.give_back(one), "given_back"),
     ],
 )
-async def test_an_end_that_a_full_disk_refused_can_be_told_again(
+async def test_an_end_refused_by_a_full_disk_can_be_reported_again(
     kept: Kept, end: Any, how: str
 ) -> None:
     lease_id = await kept.take()
@@ -345,7 +345,7 @@ async def restarted(kept: Kept, path: Path, seconds: float) -> LeaseTable:
 
 
 @pytest.mark.parametrize("status", [429, 503, 302, 403])
-async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
+async def test_a_report_of_a_lease_that_expired_during_the_restart_counts(
     kept: Kept, path: Path, status: int
 ) -> None:
     lease_id = await kept.take(ttl=30.0)
@@ -368,7 +368,7 @@ async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
     again.close()
 
 
-async def test_a_report_that_comes_later_than_that_is_of_no_lease(kept: Kept, path: Path) -> None:
+async def test_a_report_long_after_the_expiry_is_refused(kept: Kept, path: Path) -> None:
     lease_id = await kept.take(ttl=30.0)
     table = await restarted(kept, path, 61.0)
     with pytest.raises(Problem, match="no-lease"):
@@ -388,7 +388,7 @@ async def test_a_lease_that_had_run_out_before_the_end_of_the_process_is_reporta
     table.close()
 
 
-def test_a_journal_that_was_removed_is_written_again_with_all_that_is_open(path: Path) -> None:
+def test_a_removed_journal_is_written_again_with_every_open_lease(path: Path) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(OpenLease("a", 5.0, URL))
     path.unlink()

@@ -48,8 +48,8 @@ class ScriptedLease:
 class ScriptedGate:
     def __init__(self) -> None:
         self.lease = ScriptedLease()
-        self.turn = asyncio.Event()
-        self.turn.set()
+        self.due = asyncio.Event()
+        self.due.set()
         self.left = 0
 
     def peek(self, url: str, **asked: Any) -> Any:
@@ -57,7 +57,7 @@ class ScriptedGate:
 
     async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:
         try:
-            await self.turn.wait()
+            await self.due.wait()
         except asyncio.CancelledError:
             self.left += 1
             raise
@@ -113,19 +113,19 @@ def given_back_unheard(table: LeaseTable, lease_id: str) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["before it is asked for", "while it waits"])
-async def test_what_was_given_back_first_is_not_granted(
+async def test_a_lease_id_given_back_before_its_grant_is_not_granted(
     table: LeaseTable, gate: ScriptedGate, waits: bool
 ) -> None:
     """The client hung up, and gave the id back on another connection, which was read first."""
     name = "made-up-by-a-client"
     if waits:
-        gate.turn.clear()
+        gate.due.clear()
         asking = asyncio.ensure_future(held(table, gate, id=name, wait=9.0))
         await asyncio.sleep(0)
     given_back_unheard(table, name)
     if not waits:
         asking = asyncio.ensure_future(held(table, gate, id=name))
-    gate.turn.set()
+    gate.due.set()
     with pytest.raises(Problem) as caught:
         await asking
     assert caught.value.status == 410
@@ -133,7 +133,7 @@ async def test_what_was_given_back_first_is_not_granted(
     assert len(table) == 0
 
 
-async def test_few_ids_are_kept_that_were_given_back_first(
+async def test_lease_ids_given_back_before_their_grant_are_bounded(
     clock: VirtualClock, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.sidecar.leases._MAX_REMEMBERED", 3)
@@ -168,7 +168,7 @@ async def test_an_unreported_lease_ends_by_itself_and_counts_as_used(
     assert table.ended["expired"] == 1
 
 
-async def test_a_late_report_still_teaches_the_scheduler(
+async def test_a_report_after_the_expiry_still_reaches_the_scheduler(
     table: LeaseTable, gate: ScriptedGate, clock: VirtualClock
 ) -> None:
     lease_id = await held(table, gate)
@@ -214,14 +214,14 @@ async def test_a_client_that_hung_up_at_the_grant_has_no_lease(
 async def test_a_client_that_hangs_up_gives_its_place_back(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:
-    gate.turn.clear()
+    gate.due.clear()
     waiter = asyncio.create_task(held(table, gate))
     await asyncio.sleep(0)
     waiter.cancel()
     await asyncio.wait([waiter])
 
     assert gate.left == 1
-    gate.turn.set()
+    gate.due.set()
     await held(table, gate)
 
 
@@ -254,7 +254,7 @@ async def test_t8_leases_are_bounded(table: LeaseTable, gate: ScriptedGate) -> N
 
 
 @pytest.mark.parametrize(("most", "allowed"), [(None, 5), (2, 2), (10, 9)])
-async def test_t15_one_client_may_hold_half_of_them_unless_told(
+async def test_t15_one_client_may_hold_half_of_the_leases_unless_configured(
     clock: VirtualClock, gate: ScriptedGate, most: int | None, allowed: int
 ) -> None:
     table = LeaseTable(ServerConfig(max_leases=9, client_leases=most), clock)
@@ -276,15 +276,15 @@ async def test_t15_one_client_may_hold_half_of_them_unless_told(
         await held(table, gate)
 
 
-async def test_t15_those_that_came_while_one_waited_count_too(
+async def test_t15_leases_granted_during_a_wait_count_for_the_client_limit(
     clock: VirtualClock, gate: ScriptedGate
 ) -> None:
     table = LeaseTable(ServerConfig(max_leases=9, client_leases=2), clock)
-    gate.turn.clear()
+    gate.due.clear()
     waiting = [asyncio.create_task(held(table, gate, wait=9.0)) for _ in range(4)]
     for _ in range(10):
         await asyncio.sleep(0)
-    gate.turn.set()
+    gate.due.set()
     done = await asyncio.gather(*waiting, return_exceptions=True)
     refused = [one for one in done if isinstance(one, Problem)]
 
@@ -293,18 +293,18 @@ async def test_t15_those_that_came_while_one_waited_count_too(
 
 
 async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedGate) -> None:
-    gate.turn.clear()
+    gate.due.clear()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(2):
             tasks.create_task(held(table, gate))
         await asyncio.sleep(0)
         with pytest.raises(Problem):
             await held(table, gate)
-        gate.turn.set()
+        gate.due.set()
     assert table.waiters.refused == 1
 
 
-async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(
+async def test_t16_a_draining_lease_table_grants_nothing_and_still_takes_reports(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:
     lease_id = await held(table, gate)
@@ -327,9 +327,9 @@ async def test_closing_ends_what_is_still_held(table: LeaseTable, gate: Scripted
 
 
 async def test_the_first_lease_waits_for_what_the_file_asks_for(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
-    service = await door(pacing={"default_interval": 600.0})
+    service = await serve(pacing={"default_interval": 600.0})
     status, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 30})
     assert status == 201, lease

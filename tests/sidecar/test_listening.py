@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,8 @@ from gatekeeper.sidecar.routes.hosts import ROUTES
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
-    # A unix socket's name may have a hundred characters: tmp_path can be longer.
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="gk") as directory:
-        yield Path(directory) / "s"
+def path(socket_folder: Path) -> Path:
+    return socket_folder / "s"
 
 
 def opened(path: Path) -> socket.socket:
@@ -41,13 +36,13 @@ def test_t5_a_unix_socket_belongs_to_its_owner_alone(path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_closing_takes_the_name_away(path: Path) -> None:
+def test_closing_removes_the_socket_file(path: Path) -> None:
     listening.close_sockets([opened(path)])
 
     assert not path.exists()
 
 
-def test_another_socket_at_the_same_path_stays(path: Path) -> None:
+def test_closing_does_not_remove_another_socket_at_the_path(path: Path) -> None:
     first = opened(path)
     path.rename(path.with_name("moved"))
     with opened(path):
@@ -56,7 +51,7 @@ def test_another_socket_at_the_same_path_stays(path: Path) -> None:
         assert path.exists()
 
 
-def test_a_successors_socket_stays_though_ours_was_closed_before(path: Path) -> None:
+def test_closing_does_not_remove_the_socket_of_a_successor(path: Path) -> None:
     first = opened(path)
     first.close()  # as a server does when it has drained
     path.unlink()
@@ -73,13 +68,13 @@ def test_a_stale_socket_is_replaced(path: Path) -> None:
         assert sock.getsockname() == str(path)
 
 
-def test_a_living_socket_is_not(path: Path) -> None:
+def test_a_socket_in_use_is_refused_and_not_replaced(path: Path) -> None:
     message = r"another process listens there; stop it, .*--socket"
     with opened(path), pytest.raises(ConfigError, match=message):  # its service may be starting
         opened(path)
 
 
-def test_a_file_in_the_way_is_left_alone(path: Path) -> None:
+def test_a_file_at_the_path_of_the_socket_is_refused_unchanged(path: Path) -> None:
     path.write_text("mine", encoding="utf-8")
 
     with pytest.raises(ConfigError, match=r"not a socket; remove it, .*--socket"):
@@ -113,7 +108,7 @@ def test_the_proxy_of_the_sidecar_is_deprecated(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 1
 
 
-def test_port_zero_takes_a_free_one() -> None:
+def test_port_0_takes_a_free_port() -> None:
     [sock] = listening.open_sockets(ServerConfig(port=0))
     with sock:
         assert listening.addresses([sock])[0][1] > 0
@@ -128,13 +123,13 @@ def test_port_zero_takes_a_free_one() -> None:
         {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "x"},
     ],
 )
-def test_sockets_meant_for_others_are_not_taken(environ: dict[str, str]) -> None:
+def test_sockets_activated_for_another_process_are_not_used(environ: dict[str, str]) -> None:
     assert listening.activated_sockets(environ) == []
     assert environ == {}
 
 
 @pytest.mark.parametrize("kind", ["datagram", "file", "closed"])
-def test_what_cannot_accept_connections_is_refused(
+def test_an_activated_socket_that_cannot_accept_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "datagram":
@@ -151,7 +146,7 @@ def test_what_cannot_accept_connections_is_refused(
         os.close(number)
 
 
-def test_the_service_manager_is_told(path: Path) -> None:
+def test_the_service_manager_is_notified(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
         listening.notify("READY=1", {"NOTIFY_SOCKET": str(path)})
@@ -175,34 +170,34 @@ def test_t5_a_socket_that_was_handed_over_is_judged_by_its_files_mode(
         assert listening.open_to_others([sock]) == f"unix:{path} (No such file or directory)"
 
 
-def test_t5_a_name_without_a_file_has_no_rights_to_judge() -> None:
+def test_t5_an_abstract_unix_socket_counts_as_open_to_others() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.bind(f"\0gatekeeper-test-{os.getpid()}")
         assert "has no file" in (listening.open_to_others([sock]) or "")
 
 
-def test_what_is_no_unix_socket_has_no_file_to_judge() -> None:
+def test_a_tcp_socket_has_no_file_mode_to_check() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         assert listening.open_to_others([sock]) is None
 
 
-async def test_that_a_client_hangs_up_at_the_grant_is_no_error_in_the_log(
-    door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_client_that_hangs_up_at_the_grant_logs_no_error(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise a client could fill the log with tracebacks."""
 
     async def gone(*_: object, **__: object) -> None:
         raise ConnectionResetError("the client hung up while its lease was granted")
 
-    service = await door()
+    service = await serve()
     monkeypatch.setattr(service.service.leases, "acquire", gone)
     with suppress(aiohttp.ClientError):
         await service.post("/v1/leases", {"url": "http://a.test/", "wait": 1})
     assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []
 
 
-async def test_an_error_of_ours_in_the_middle_of_an_answer_stands_in_the_log(
-    door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_internal_error_in_the_middle_of_a_response_is_logged(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client only sees that the connection breaks, so nothing else would show the error."""
 
@@ -212,7 +207,7 @@ async def test_an_error_of_ours_in_the_middle_of_an_answer_stands_in_the_log(
         await response.write(b"half of it")
         raise RuntimeError("a mistake of ours")
 
-    service = await door()
+    service = await serve()
     route = replace(ROUTES[0], handler=half)
     monkeypatch.setattr(service.service.router, "find", lambda *_: (route, {}))
     with suppress(aiohttp.ClientError):

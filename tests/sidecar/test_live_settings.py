@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import tomllib
@@ -22,6 +23,7 @@ from gatekeeper.config import Config, GroupRule, GuardConfig, HostRule
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.sidecar.reload import LIVE_TABLES, RESTART, Reloaded, needs_restart, reload
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 TLS = {"server.tls_cert", "server.tls_key", "server.tls_client_ca"}
@@ -103,7 +105,7 @@ LIVE = [name for name in SETTINGS if not needs_restart(name)]
 # -- the table, the example file
 
 
-def test_the_table_names_settings_that_there_are() -> None:
+def test_the_table_of_restart_settings_names_existing_settings() -> None:
     assert set(SETTINGS) >= RESTART
     assert {"user_agent", "group", *RESTART} <= {name for name in SETTINGS if needs_restart(name)}
 
@@ -130,10 +132,10 @@ def test_the_example_marks_each_setting_that_needs_a_restart_and_no_other() -> N
 
 
 @pytest.fixture
-async def service(door: Any, internet: FakeInternet) -> Any:
+async def service(serve: Any, internet: FakeInternet) -> Any:
     """A service that has a clock and a record of a host."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/page", "x")
-    sidecar = await door()
+    sidecar = await serve()
     await sidecar.get("/v1/check", params={"url": "http://a.test/page"})
     return sidecar.service
 
@@ -148,7 +150,7 @@ ALONE = TLS | {"identity.key", "fetch.ca_file", "fetch.ca_dir"}
 
 
 @pytest.mark.parametrize("name", sorted(set(SETTINGS) - set(LIVE) - ALONE))
-async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
+async def test_a_setting_that_needs_a_restart_is_named_and_unchanged_by_a_reload(
     service: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if name == "pacing.domain_interval":
@@ -173,15 +175,15 @@ MARK = 0.08712634
 
 
 @pytest.mark.parametrize("name", LIVE)
-async def test_what_is_live_is_in_force_everywhere_after_a_reload(
-    door: Any, internet: FakeInternet, tmp_path: Path, name: str
+async def test_a_live_setting_is_in_force_everywhere_after_a_reload(
+    serve: Any, internet: FakeInternet, tmp_path: Path, name: str
 ) -> None:
     """No object of the service holds the old value any more."""
     table, _, setting = name.partition(".")
     marked = isinstance(value_of(Config(), name), float) or OTHER.get(name).__class__ is float
     begin = {setting: MARK} if marked else {}
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/page", "x")
-    sidecar = await (door(pacing=begin) if table == "pacing" else door(**begin))
+    sidecar = await (serve(pacing=begin) if table == "pacing" else serve(**begin))
     service = sidecar.service
     async with service.gate.lease("http://a.test/page") as lease:
         lease.report(status=200)
@@ -207,7 +209,7 @@ async def test_what_is_live_is_in_force_everywhere_after_a_reload(
     assert stale == []
 
 
-def test_what_keeps_a_whole_configuration_reads_nothing_live_of_it() -> None:
+def test_fetching_reads_no_live_setting_of_its_configuration() -> None:
     """`fetching` holds the Config that it was made with, so it may only read settings that stay."""
     read = {
         (path.name, table)
@@ -254,7 +256,7 @@ def _held_by(one: object) -> Iterator[tuple[str, object]]:
                 yield f".{name}", getattr(one, name)
 
 
-async def test_the_search_for_stale_values_finds_them_where_they_hide(service: Any) -> None:
+async def test_the_search_for_stale_values_finds_nested_ones(service: Any) -> None:
     class Hidden:
         __module__ = "gatekeeper.hidden"
         __slots__ = ("kept",)
@@ -329,19 +331,23 @@ async def test_another_default_interval_holds_for_hosts_in_memory(service: Any) 
         gate.parts.scheduler._memory.host("a.test").interval = 0.0  # no wait between the rounds
 
 
-async def test_more_leases_at_once_are_granted_to_those_who_wait(service: Any) -> None:
+async def test_a_higher_max_in_flight_grants_leases_to_those_who_wait(
+    service: Any, internet: FakeInternet
+) -> None:
+    internet.site("b.test").robots("")
     await reread(service, changed(service.config, "pacing.max_in_flight", 1))
-    first = await service.gate.acquire("http://a.test/page")
-    assert service.gate.parts.scheduler._engine._capacity == 1
+    first = await service.gate.acquire("http://a.test/page", owned=False)
+    waiter = asyncio.create_task(service.gate.acquire("http://b.test/page", owned=False))
+    await until(lambda: service.gate.stats().pacing.waiting == 1)
     await reread(service, changed(service.config, "pacing.max_in_flight", 5))
-    assert service.gate.parts.scheduler._engine._capacity == 5
+    (await waiter).end()
     first.end()
 
 
 async def test_limits_tokens_and_hosts_are_in_force(
-    door: Any, internet: FakeInternet, tmp_path: Path
+    serve: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
-    sidecar = await door()
+    sidecar = await serve()
     service = sidecar.service
     body = {"urls": ["http://a.test/"] * 3}
     assert (await sidecar.post("/v1/check", body))[0] == 200
@@ -358,13 +364,15 @@ async def test_limits_tokens_and_hosts_are_in_force(
         assert status == (403 if ":" in line else 200)
 
 
-async def test_a_host_header_is_accepted_once_it_is_listed(service: Any) -> None:
+async def test_a_host_header_is_accepted_once_it_is_listed(serve: Any) -> None:
+    sidecar = await serve()
+    service = sidecar.service
     service.addresses = [("127.0.0.1", 8750)]
-    await reread(service, service.config)
-    for hosts, accepted in (((), False), (("gate.internal",), True), ((), False)):
+    for hosts, status in (((), 403), (("gate.internal",), 200), ((), 403)):
         await reread(service, changed(service.config, "server.allowed_hosts", hosts))
-        assert ("gate.internal" in service.admission._hosts) is accepted
-        assert "127.0.0.1:8750" in service.admission._hosts
+        found = await sidecar.get("/v1/hosts", headers={"Host": "gate.internal"})
+        own = await sidecar.get("/v1/hosts", headers={"Host": "127.0.0.1:8750"})
+        assert (found[0], own[0]) == (status, 200)
 
 
 def test_a_guard_that_cannot_be_read_changes_nothing() -> None:

@@ -12,6 +12,7 @@ from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.reload import Reloaded
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import Drip, FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 
@@ -34,11 +35,6 @@ def bearer(one: Token) -> dict[str, str]:
     return {"Authorization": "Bearer " + one.value.decode()}
 
 
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0)
-
-
 @pytest.fixture(params=AFTERWARDS)
 def afterwards(request: Any) -> Any:
     return AFTERWARDS[request.param]
@@ -49,13 +45,13 @@ def put(service: Any, *tokens: Token) -> None:
     service.service.apply_config(service.service.config, Tokens(tokens))
 
 
-async def test_t17_who_waits_for_a_lease_or_a_page_is_refused_at_the_reload(
-    door: Any, internet: FakeInternet, afterwards: Any
+async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_lease_and_page(
+    serve: Any, internet: FakeInternet, afterwards: Any
 ) -> None:
     """Its place in the queue is free then, and the waiter of another client keeps its own."""
     tokens, status = afterwards
     internet.site("a.test").robots(ROBOTS).page("/x", "the page")
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     wanted, waiters = {"url": "http://a.test/x", "wait": 60}, service.service.leases.waiters
     held, lease = await service.post("/v1/leases", wanted, headers=bearer(OTHER))
@@ -77,12 +73,12 @@ async def test_t17_who_waits_for_a_lease_or_a_page_is_refused_at_the_reload(
         assert (await polls[1])[0] == 201
 
 
-async def test_t17_who_waits_for_a_file_is_refused_at_the_reload(
-    door: Any, internet: FakeInternet
+async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_check(
+    serve: Any, internet: FakeInternet
 ) -> None:
     hold = Hold(Page(ROBOTS))
     internet.site("a.test").on("/robots.txt", hold)
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         params = {"url": "http://a.test/x"}
@@ -98,13 +94,13 @@ async def test_t17_who_waits_for_a_file_is_refused_at_the_reload(
         assert (await other)[1]["verdict"] == "allow"
 
 
-async def test_t17_a_page_that_is_passed_on_breaks_off_at_the_reload(
-    door: Any, internet: FakeInternet, afterwards: Any
+async def test_t17_a_reload_that_removes_a_token_cuts_its_page_off(
+    serve: Any, internet: FakeInternet, afterwards: Any
 ) -> None:
     tokens, _ = afterwards
     more = asyncio.Semaphore(1)
     internet.site("a.test").robots(ROBOTS).on("/long", Drip("ab", every=more))
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     params = {"url": "http://a.test/long"}
     async with (
@@ -120,12 +116,12 @@ async def test_t17_a_page_that_is_passed_on_breaks_off_at_the_reload(
     assert service.service.gate.stats().pacing.in_flight == 0
 
 
-async def test_t17_a_reload_that_changes_nothing_for_a_client_ends_nothing(
-    door: Any, internet: FakeInternet
+async def test_t17_a_reload_that_keeps_a_token_ends_none_of_its_requests(
+    serve: Any, internet: FakeInternet
 ) -> None:
     more = asyncio.Semaphore(1)
     internet.site("a.test").robots(ROBOTS).on("/long", Drip("ab", every=more))
-    service = await door()
+    service = await serve()
     put(service, FIRST, OTHER)
     params = {"url": "http://a.test/long"}
     async with service.session.get(
@@ -138,11 +134,11 @@ async def test_t17_a_reload_that_changes_nothing_for_a_client_ends_nothing(
         assert await page.content.read() == b"b"
 
 
-async def test_t17_who_reloads_is_told_what_came_of_it(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+async def test_t17_the_client_that_reloads_gets_the_result(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the reload has removed its token."""
-    service = await door()
+    service = await serve()
     put(service, FIRST)
 
     async def reload(_: object) -> Reloaded:

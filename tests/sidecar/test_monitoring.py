@@ -22,10 +22,10 @@ PROMTOOL = shutil.which("promtool")
 NAME = re.compile(r"\bgatekeeper_\w+")
 
 
-async def names(door: Any, internet: FakeInternet) -> set[str]:
+async def names(serve: Any, internet: FakeInternet) -> set[str]:
     """Return the names of all samples, as Prometheus stores them."""
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     await service.get("/v1/check?url=http://a.test/")
     async with service.session.get(service.base + "/metrics") as response:
         text = await response.text()
@@ -38,9 +38,9 @@ async def names(door: Any, internet: FakeInternet) -> set[str]:
 
 
 async def test_every_scraped_metric_has_the_kind_of_the_table(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
-    service = await door()
+    service = await serve()
     async with service.session.get(service.base + "/metrics") as response:
         text = await response.text()
     scraped = re.findall(r"^# TYPE (gatekeeper_\w+) (counter|gauge)$", text, re.MULTILINE)
@@ -63,10 +63,10 @@ OPENMETRICS = "application/openmetrics-text"
     ],
 )
 async def test_the_scraper_chooses_the_format_and_each_is_valid(
-    door: Any, internet: FakeInternet, accept: str | None, content_type: str
+    serve: Any, internet: FakeInternet, accept: str | None, content_type: str
 ) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     await service.get("/v1/check?url=http://a.test/")
     headers = {} if accept is None else {"Accept": accept}
     async with service.session.get(service.base + "/metrics", headers=headers) as response:
@@ -81,32 +81,32 @@ async def test_the_scraper_chooses_the_format_and_each_is_valid(
 
 
 async def test_an_unknown_parameter_of_a_scrape_is_ignored_and_a_wrong_value_is_not(
-    door: Any,
+    serve: Any,
 ) -> None:
-    service = await door()
+    service = await serve()
     for query, status in (("?x=1", 200), ("?exemplars=true", 200), ("?exemplars=2", 400)):
         async with service.session.get(service.base + "/metrics" + query) as response:
             assert response.status == status
 
 
-async def test_the_dashboard_names_metrics_that_exist(door: Any, internet: FakeInternet) -> None:
+async def test_the_dashboard_names_metrics_that_exist(serve: Any, internet: FakeInternet) -> None:
     dashboard = json.loads((PLACE / "dashboard.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked += [one["query"]["query"] for one in dashboard["templating"]["list"][1:]]
     assert len(asked) > 15
-    assert {name for one in asked for name in NAME.findall(one)} <= await names(door, internet)
+    assert {name for one in asked for name in NAME.findall(one)} <= await names(serve, internet)
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(one["x"] + one["w"] <= 24 for one in places)
     assert len({(one["x"], one["y"]) for one in places}) == len(places)
 
 
-async def test_the_alerts_name_metrics_that_exist(door: Any, internet: FakeInternet) -> None:
+async def test_the_alerts_name_metrics_that_exist(serve: Any, internet: FakeInternet) -> None:
     for file in ("alerts.yml", "alerts_test.yml"):
         text = (PLACE / file).read_text()
-        assert set(NAME.findall(text)) <= await names(door, internet)
+        assert set(NAME.findall(text)) <= await names(serve, internet)
 
 
-def test_what_counts_as_had_is_what_the_outcomes_say() -> None:
+def test_the_alert_leaves_out_exactly_the_good_outcomes() -> None:
     """The alert leaves out exactly the results that brought a file or its definite absence."""
     (listed,) = re.findall(r'result!~"([^"]+)"', (PLACE / "alerts.yml").read_text())
     good = {outcome.row.name for outcome in Outcome if outcome.good}

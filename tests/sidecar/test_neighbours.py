@@ -71,8 +71,8 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
 
 
 @asynccontextmanager
-async def fronted(
-    door: Any, internet: FakeInternet, directory: Path, robots: str, added: str = ""
+async def behind_nginx(
+    serve: Any, internet: FakeInternet, directory: Path, robots: str, added: str = ""
 ) -> AsyncIterator[tuple[Any, str]]:
     """Run the recipe of `examples/nginx/`. Yields the sidecar, and the base URL at nginx.
 
@@ -81,7 +81,7 @@ async def fronted(
     """
     site = internet.site("127.0.0.1").robots(robots)
     site.page("/page", "the page").page("/private", "a secret").page("/private/x", "another")
-    sidecar = await door(forward_auth=True)
+    sidecar = await serve(forward_auth=True)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     places = {
@@ -107,10 +107,10 @@ async def status_at(sidecar: Any, url: str, **headers: str) -> int:
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 async def test_the_nginx_recipe_lets_through_what_robots_txt_allows(
-    door: Any, internet: FakeInternet, tmp_path: Path
+    serve: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     robots = "User-agent: badbot\nDisallow: /private\n"
-    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+    async with behind_nginx(serve, internet, tmp_path, robots) as (sidecar, base):
         async with sidecar.session.get(base + "/page") as cold:
             assert (cold.status, cold.headers["Retry-After"]) == (403, "1")
         # The sidecar's own request for robots.txt passes through the same nginx.
@@ -131,11 +131,11 @@ async def test_the_nginx_recipe_lets_through_what_robots_txt_allows(
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-async def test_t7_nothing_a_visitor_sends_opens_a_page_behind_the_recipe(
-    door: Any, internet: FakeInternet, tmp_path: Path
+async def test_t7_no_request_of_a_visitor_opens_a_denied_page_behind_the_nginx_recipe(
+    serve: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     robots = "User-agent: *\nDisallow: /private\n"
-    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+    async with behind_nginx(serve, internet, tmp_path, robots) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         assert await status_at(sidecar, base + "/page") == 200
         here = base.removeprefix("http://")
@@ -198,14 +198,14 @@ REFUSAL = re.search(r"`(if \(\$request_uri .*?)`", DEPLOYMENT.read_text(encoding
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @pytest.mark.parametrize("merges", [False, True], ids=["a backend", "one that merges slashes"])
-async def test_t7_no_form_of_a_target_passes_the_recipe_unasked(
-    door: Any, internet: FakeInternet, tmp_path: Path, merges: bool
+async def test_t7_no_form_of_a_target_passes_the_nginx_recipe_without_a_decision(
+    serve: Any, internet: FakeInternet, tmp_path: Path, merges: bool
 ) -> None:
     assert REFUSAL is not None
     robots = "User-agent: *\nDisallow: /private\n"
     policy = RobotsTxt.parse(robots).policy("*")
     added = REFUSAL[1] if merges else ""
-    async with fronted(door, internet, tmp_path, robots, added) as (sidecar, base):
+    async with behind_nginx(serve, internet, tmp_path, robots, added) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         assert await status_at(sidecar, base + "/page") == 200
         host, port = base.removeprefix("http://").split(":")
@@ -230,10 +230,10 @@ async def test_t7_no_form_of_a_target_passes_the_recipe_unasked(
     [b"User-Agent: a\r\nUser-Agent: b\r\n", b"X-Any: a\x01b\r\n", b"User-Agent: a\x01b\r\n"],
 )
 async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
-    door: Any, internet: FakeInternet, tmp_path: Path, odd: bytes
+    serve: Any, internet: FakeInternet, tmp_path: Path, odd: bytes
 ) -> None:
     robots = "User-agent: *\nDisallow: /private\n"
-    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+    async with behind_nginx(serve, internet, tmp_path, robots) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         host, port = base.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -287,11 +287,11 @@ async def test_t5_a_client_certificate_opens_and_its_lack_does_not(
     assert answers == [401, 200, 200, 200]
 
 
-async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+async def test_t9_a_client_that_never_finishes_its_head_is_disconnected(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "FIRST_REQUEST_SECONDS", 0.05)
-    service = await door()
+    service = await serve()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: ")
@@ -302,10 +302,10 @@ async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
 
 
 async def test_t9_a_body_that_never_ends_is_answered_408(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "BODY_TIMEOUT", 0.05)
-    service = await door()
+    service = await serve()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
@@ -319,8 +319,8 @@ async def test_t9_a_body_that_never_ends_is_answered_408(
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 99999999", b"Transfer-Encoding: chunked"])
-async def test_t8_an_oversized_body_is_refused_before_it_is_kept(door: Any, length: bytes) -> None:
-    service = await door(max_body=100)
+async def test_t8_an_oversized_body_is_refused_before_it_is_kept(serve: Any, length: bytes) -> None:
+    service = await serve(max_body=100)
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
@@ -335,8 +335,8 @@ async def test_t8_an_oversized_body_is_refused_before_it_is_kept(door: Any, leng
     await writer.wait_closed()
 
 
-async def test_t8_an_oversized_head_is_refused(door: Any) -> None:
-    service = await door()
+async def test_t8_an_oversized_head_is_refused(serve: Any) -> None:
+    service = await serve()
     async with service.session.get(
         service.base + "/healthz", headers={"X-Long": "x" * 20_000}
     ) as response:
@@ -374,7 +374,7 @@ def told(crowd: list[socket.socket]) -> set[bytes]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_too_many_connections_are_told_so_and_the_service_recovers(
+async def test_a_connection_beyond_the_limit_is_refused_and_the_service_recovers(
     tmp_path: Path, loop: str
 ) -> None:
     limited = tmp_path / "limited"
@@ -395,11 +395,11 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
         with contextlib.ExitStack() as leaving:
             # While the process is stopped, all connections queue up: the worst burst.
             process.send_signal(signal.SIGSTOP)
-            door = ("127.0.0.1", port)
-            crowd = [leaving.enter_context(socket.create_connection(door)) for _ in range(30)]
+            address = ("127.0.0.1", port)
+            crowd = [leaving.enter_context(socket.create_connection(address)) for _ in range(30)]
             process.send_signal(signal.SIGCONT)
             for _ in range(170):
-                further = await asyncio.to_thread(socket.create_connection, door)
+                further = await asyncio.to_thread(socket.create_connection, address)
                 crowd.append(leaving.enter_context(further))
             assert await asyncio.to_thread(told, crowd) == {b"HTTP/1.1 503 Service Unavailable"}
         async with aiohttp.ClientSession() as session, asyncio.timeout(60):
@@ -433,7 +433,7 @@ class _Scarce:
         raise OSError(errno.EMFILE, "full")
 
 
-async def test_that_descriptors_have_run_out_is_said_once_a_minute(
+async def test_a_shortage_of_descriptors_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, readers, later = 0.0, [], []
@@ -455,7 +455,7 @@ async def test_that_descriptors_have_run_out_is_said_once_a_minute(
         assert len(caplog.records) == 2
 
 
-async def test_everybody_who_waits_is_accepted_in_one_turn_of_the_loop() -> None:
+async def test_all_waiting_connections_are_accepted_in_one_iteration_of_the_loop() -> None:
     taken: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=50) as sock:
         clients = [socket.create_connection(sock.getsockname()) for _ in range(40)]
@@ -472,7 +472,7 @@ async def test_everybody_who_waits_is_accepted_in_one_turn_of_the_loop() -> None
         one.close()
 
 
-def test_few_files_are_shared_with_the_gate_and_said(
+def test_a_low_limit_of_open_files_is_shared_with_the_gate_and_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
@@ -482,7 +482,7 @@ def test_few_files_are_shared_with_the_gate_and_said(
 
 
 @pytest.mark.timeout(240)
-async def test_thousands_of_long_polls_wait_and_have_their_turn(
+async def test_thousands_of_long_polls_wait_and_get_their_leases(
     start: Any, internet: FakeInternet
 ) -> None:
     """As many as the limit of open files allows, at most `POLLS`."""

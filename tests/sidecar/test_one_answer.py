@@ -18,9 +18,11 @@ def drawn(rng: random.Random, *more: str) -> str:
     return "/" + "".join(rng.choices([*ATOMS, *more], k=rng.randint(0, 6)))
 
 
-async def test_get_and_post_say_what_the_text_says(door: Door, internet: FakeInternet) -> None:
+async def test_get_and_post_give_the_verdict_of_the_robots_txt(
+    serve: Door, internet: FakeInternet
+) -> None:
     rng = random.Random(24)
-    sidecar = await door()
+    sidecar = await serve()
     for number in range(6):
         lines = (f"{rng.choice(['Allow', 'Disallow'])}: {drawn(rng, '*', '*')}" for _ in range(8))
         text = "User-agent: *\n" + "\n".join(lines) + "\n"
@@ -38,11 +40,11 @@ async def test_get_and_post_say_what_the_text_says(door: Door, internet: FakeInt
                 assert (status, one["verdict"] == "allow") == (200, allowed), (text, url)
 
 
-async def test_a_url_that_is_too_long_is_none_on_both_ways(
-    door: Door, internet: FakeInternet
+async def test_a_url_that_is_too_long_is_refused_by_get_and_post(
+    serve: Door, internet: FakeInternet
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
-    sidecar = await door()
+    sidecar = await serve()
     long, short = site.url + "/" + "a" * 66_000, site.url + "/y"
     for _ in ("cold", "warm"):
         status, told = await sidecar.post("/v1/check", {"urls": [long, short]})

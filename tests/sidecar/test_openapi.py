@@ -20,7 +20,7 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
     [one for path in PATHS.values() for one in path.values() if "requestBody" in one],
     ids=lambda one: one["operationId"],
 )
-def test_a_body_may_be_too_slow(operation: dict[str, Any]) -> None:
+def test_every_operation_with_a_body_may_answer_408(operation: dict[str, Any]) -> None:
     assert "408" in operation["responses"]
 
 
@@ -47,7 +47,7 @@ def test_no_operation_changes_its_name() -> None:
     assert sorted(one["operationId"] for one in OPERATIONS) == names.split()
 
 
-def test_every_endpoint_is_told_of() -> None:
+def test_every_endpoint_is_in_the_document() -> None:
     """The list of all operations: generated clients have only these."""
     wanted = {
         "get /v1/check",
@@ -99,7 +99,7 @@ def test_links_lead_to_operations_and_name_their_parameters() -> None:
         assert link["parameters"].keys() <= parameters
 
 
-def test_queries_are_parameters_and_no_schemas() -> None:
+def test_queries_are_described_as_parameters() -> None:
     assert not [name for name in SCHEMAS if name.endswith("Query")]
     hosts = {one["name"]: one["schema"] for one in PATHS["/v1/hosts"]["get"]["parameters"]}
     assert {"any", "free", "paused"} < set(hosts["state"]["enum"])
@@ -119,12 +119,12 @@ def test_a_field_is_required_where_it_is_always_there() -> None:
     ]
 
 
-def test_what_is_streamed_has_schemas_as_well() -> None:
+def test_streamed_lines_have_schemas() -> None:
     assert {"DecisionEvent", "Dropped"} < SCHEMAS.keys()
     assert "`DecisionEvent`" in PATHS["/v1/events"]["get"]["description"]
 
 
-def test_errors_are_problems_and_say_when_to_ask_again() -> None:
+def test_errors_are_problem_documents_with_retry_after() -> None:
     for one in OPERATIONS:
         for status, answer in one["responses"].items():
             if status.isdecimal() and int(status) >= 400:
@@ -158,6 +158,6 @@ def test_a_fetched_page_has_the_sites_status_and_our_headers() -> None:
         ("ClockView", "until"),
     ],
 )
-def test_times_are_said_to_be_times(schema: str, name: str) -> None:
+def test_times_have_the_format_date_time(schema: str, name: str) -> None:
     field = SCHEMAS[schema]["properties"][name]
     assert "date-time" in [one.get("format") for one in (field, *field.get("anyOf", ()))]

@@ -19,6 +19,7 @@ from gatekeeper.sidecar.routes import operators
 from gatekeeper.sidecar.routes.operators import MAX_EVENTS, masked
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 JSON_TYPE = {"Content-Type": "application/json"}
 
@@ -37,7 +38,7 @@ def decision(number: int, verdict: Verdict = Verdict.ALLOW, host: str = "a.test"
 # --- the ring ---------------------------------------------------------------------------------
 
 
-def test_the_ring_keeps_the_latest_and_counts_all() -> None:
+def test_the_feed_keeps_the_latest_decisions_and_counts_all() -> None:
     feed = DecisionFeed(VirtualClock(), ring=3)
     for number in range(1, 6):
         feed.add(decision(number), "r", "local")
@@ -48,7 +49,7 @@ def test_the_ring_keeps_the_latest_and_counts_all() -> None:
     assert feed.find("t-4").number == 4  # type: ignore[union-attr]
 
 
-def test_batches_stand_in_the_order_in_which_all_were_given() -> None:
+def test_batches_are_in_the_feed_in_order() -> None:
     from gatekeeper.client.wire import Decisions, encode
 
     feed = DecisionFeed(VirtualClock())
@@ -95,10 +96,12 @@ def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPat
     assert len(feed._origins) <= 20
 
 
-async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> None:
+async def test_every_kind_of_question_is_counted_in_the_feed(
+    serve: Any, internet: FakeInternet
+) -> None:
     """More than the ring holds, single questions and batches, inline responses included."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
-    sidecar = await door()
+    sidecar = await serve()
     sidecar.service.operators.feed._ring.clear()
     batch = {"urls": ["http://a.test/x", "http://a.test/private", "nothing"] * 4}
     for _ in range(2):
@@ -111,7 +114,7 @@ async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> 
     assert listed["hosts"][0]["denied"] == 10
 
 
-def test_what_is_kept_by_host_is_bounded() -> None:
+def test_the_numbers_kept_by_host_are_bounded() -> None:
     feed = DecisionFeed(VirtualClock())
     for number in range(120_000):
         feed.reported(f"h{number}.test", 200)
@@ -120,7 +123,7 @@ def test_what_is_kept_by_host_is_bounded() -> None:
     assert feed.last_status("h1.test") is None
 
 
-def test_a_quantile_of_nothing_is_none() -> None:
+def test_a_quantile_of_an_empty_histogram_is_nan() -> None:
     assert Histogram.quantile([0] * 13, 0.5) != Histogram.quantile([0] * 13, 0.5)
     assert Histogram.quantile([0] * 12 + [4], 0.95) == 300.0
 
@@ -129,10 +132,10 @@ def test_a_quantile_of_nothing_is_none() -> None:
 
 
 async def test_leases_and_waiters_are_listed_with_client_age_and_time_left(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "ttl": 100, "wait": 5})
     waiting = asyncio.create_task(
         service.post("/v1/leases", {"url": "http://a.test/y", "wait": 30, "priority": 3})
@@ -156,10 +159,10 @@ async def test_leases_and_waiters_are_listed_with_client_age_and_time_left(
     assert service.service.leases.ended["dropped"] == 1
 
 
-async def test_leases_are_filtered_and_paged(door: Any, internet: FakeInternet) -> None:
+async def test_leases_are_filtered_and_paged(serve: Any, internet: FakeInternet) -> None:
     for n in range(5):
         internet.site(f"h{n}.test").robots("")
-    service = await door()
+    service = await serve()
     for n in range(5):
         await service.post("/v1/leases", {"url": f"http://h{n}.test/", "wait": 5})
     _, page = await service.get("/v1/leases?per_page=2&page=3")
@@ -171,9 +174,9 @@ async def test_leases_are_filtered_and_paged(door: Any, internet: FakeInternet) 
         assert (none["leases"], none["total"], none["held"]) == ([], 0, 5)
 
 
-async def test_a_report_of_a_dropped_lease_still_counts(door: Any, internet: FakeInternet) -> None:
+async def test_a_report_of_a_dropped_lease_still_counts(serve: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
     await service.post(f"/v1/leases/{lease['id']}/drop", {})
     assert (await service.post(f"/v1/leases/{lease['id']}/drop", {}))[0] == 404
@@ -186,10 +189,10 @@ async def test_a_report_of_a_dropped_lease_still_counts(door: Any, internet: Fak
 
 @pytest.mark.parametrize("first", ["report", "give_back"])
 async def test_only_the_first_report_of_a_lease_is_shown(
-    door: Any, internet: FakeInternet, first: str
+    serve: Any, internet: FakeInternet, first: str
 ) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
     if first == "report":
         await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
@@ -204,9 +207,9 @@ async def test_only_the_first_report_of_a_lease_is_shown(
 # --- decisions and events ---------------------------------------------------------------------
 
 
-async def test_a_decision_is_found_by_its_id(door: Any, internet: FakeInternet) -> None:
+async def test_a_decision_is_found_by_its_id(serve: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
-    service = await door()
+    service = await serve()
     _, asked = await service.get("/v1/check?url=http://a.test/no")
     _, batch = await service.post("/v1/check", {"urls": ["http://a.test/b", "http://a.test/c"]})
     for given in (asked, *batch["decisions"]):
@@ -235,9 +238,9 @@ async def listening(service: Any, query: str = "", **headers: str) -> Any:
         yield read
 
 
-async def test_events_tell_of_decisions_by_filter(door: Any, internet: FakeInternet) -> None:
+async def test_events_tell_of_decisions_by_filter(serve: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
-    service = await door()
+    service = await serve()
     async with (
         listening(service) as every,
         listening(service, "?verdict=deny&reason=rule&host=A.Test") as denied,
@@ -251,9 +254,9 @@ async def test_events_tell_of_decisions_by_filter(door: Any, internet: FakeInter
     assert service.service.operators.streams.total() <= 2
 
 
-async def test_a_stream_goes_on_behind_the_last_event(door: Any, internet: FakeInternet) -> None:
+async def test_a_stream_resumes_after_the_last_event_id(serve: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     async with listening(service) as read:
         await service.get("/v1/check?url=http://a.test/1")
         _, last, _ = await read()
@@ -269,9 +272,9 @@ async def test_a_stream_goes_on_behind_the_last_event(door: Any, internet: FakeI
 
 
 async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
-    service = await door()
+    service = await serve()
     feed = service.service.operators.feed
     async with listening(service) as read:
         for number in range(4 * MAX_EVENTS + 50):
@@ -282,8 +285,10 @@ async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
         assert (await read())[2]["url"] == f"https://a.test/{data['now']}"
 
 
-async def test_an_id_of_an_earlier_process_begins_anew_and_says_so(door: Any) -> None:
-    service = await door()
+async def test_an_event_id_of_an_earlier_process_restarts_the_stream_and_says_so(
+    serve: Any,
+) -> None:
+    service = await serve()
     async with service.session.get(
         f"{service.base}/v1/events", headers={"Last-Event-ID": "0ther-5"}
     ) as response:
@@ -293,8 +298,8 @@ async def test_an_id_of_an_earlier_process_begins_anew_and_says_so(door: Any) ->
     assert b'"restarted":true' in text
 
 
-async def test_a_service_that_drains_ends_its_streams(door: Any) -> None:
-    service = await door()
+async def test_a_draining_service_ends_its_streams(serve: Any) -> None:
+    service = await serve()
     async with service.session.get(f"{service.base}/v1/events") as response:
         await response.content.readline()
         service.service.phase = "draining"
@@ -315,14 +320,14 @@ async def refused_stream(service: Any, session: aiohttp.ClientSession) -> tuple[
     [({}, 32), ({"max_streams": 3}, 2), ({"max_streams": 5, "client_streams": 4}, 4)],
 )
 async def test_one_client_cannot_take_all_streams(
-    door: Any, settings: dict[str, int], of_one: int, monkeypatch: pytest.MonkeyPatch
+    serve: Any, settings: dict[str, int], of_one: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client gets half of the streams by default.
 
     Another client gets one while the first is refused; both may again when one of the first's ends.
     """
     monkeypatch.setattr(operators, "TICK", 0.01)
-    service = await door(**settings)
+    service = await serve(**settings)
     elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with AsyncExitStack() as held, aiohttp.ClientSession(connector=elsewhere) as other:
         streams = [await held.enter_async_context(listening(service)) for _ in range(of_one)]
@@ -337,14 +342,13 @@ async def test_one_client_cannot_take_all_streams(
             assert len(streams) == of_one
             assert service.service.operators.streams.total() == of_one + 1
     # The service notices when it next looks that they are gone.
-    while service.service.operators.streams:
-        await asyncio.sleep(0)
+    await until(lambda: not service.service.operators.streams)
     async with listening(service):
         assert service.service.operators.streams == {"127.0.0.1": 1}
 
 
-async def test_all_streams_together_are_bounded(door: Any) -> None:
-    service = await door(max_streams=2, client_streams=2)
+async def test_all_streams_together_are_bounded(serve: Any) -> None:
+    service = await serve(max_streams=2, client_streams=2)
     async with AsyncExitStack() as held:
         for number in (2, 3):
             connector = aiohttp.TCPConnector(local_addr=(f"127.0.0.{number}", 0))
@@ -359,10 +363,10 @@ async def test_all_streams_together_are_bounded(door: Any) -> None:
 
 
 async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     series = service.service.operators.series
     series.start()
     for n in range(20):
@@ -381,9 +385,11 @@ async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(
     assert body["values"]["wait_p50"][-1] is None
 
 
-async def test_the_overview_says_what_is_up(door: Any, internet: FakeInternet) -> None:
+async def test_the_overview_has_the_state_and_the_totals(
+    serve: Any, internet: FakeInternet
+) -> None:
     internet.site("a.test").robots("")
-    service = await door()
+    service = await serve()
     await service.get("/v1/check?url=http://a.test/")
     await service.post("/v1/hosts/b.test/block", {"seconds": 600})
     _, seen = await service.get("/v1/overview")
@@ -392,8 +398,8 @@ async def test_the_overview_says_what_is_up(door: Any, internet: FakeInternet) -
     assert (seen["reload"]["ok"], seen["fleet"], seen["oldest_wait"]) == (True, None, None)
 
 
-async def test_the_configuration_is_told_with_its_sources_and_without_secrets(door: Any) -> None:
-    service = await door(max_leases=7)
+async def test_the_configuration_is_shown_with_its_sources_and_without_secrets(serve: Any) -> None:
+    service = await serve(max_leases=7)
     service.service.sources = {"server.max_leases": "flag --max-leases"}
     _, body = await service.get("/v1/config")
     settings = {one["name"]: one for one in body["settings"]}
@@ -405,7 +411,7 @@ async def test_the_configuration_is_told_with_its_sources_and_without_secrets(do
     assert masked({"url": "redis://u:p@h/0?password=x"}) == {"url": "redis://***@h/0?***"}
 
 
-async def test_a_past_version_is_told_with_its_text(
+async def test_a_past_version_has_its_text(
     start: Any, internet: FakeInternet, tmp_path: Any
 ) -> None:
     from gatekeeper import Gatekeeper
@@ -445,8 +451,8 @@ async def test_a_past_version_is_told_with_its_text(
     "path",
     ["/v1/overview", "/v1/leases", "/v1/events", "/v1/series", "/v1/config", "/v1/decisions/x"],
 )
-async def test_they_are_for_administrators(door: Any, path: str) -> None:
-    service = await door()
+async def test_operator_feeds_need_the_role_admin(serve: Any, path: str) -> None:
+    service = await serve()
     tokens = Tokens((Token(b"c" * 32, "crawler", frozenset(["crawl", "check"])),))  # type: ignore[arg-type]
     service.service.apply_config(service.service.config, tokens)
     headers = {"Authorization": "Bearer " + "c" * 32}

@@ -90,8 +90,10 @@ def form_word(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_is_whole_and_loads_nothing_from_elsewhere(door: Any, path: str) -> None:
-    service = await door()
+async def test_a_page_is_complete_html_and_loads_nothing_from_elsewhere(
+    serve: Any, path: str
+) -> None:
+    service = await serve()
     response, text = await get(service.base, path)
     assert (response.status, response.content_type) == (200, "text/html")
     policy = response.headers["Content-Security-Policy"]
@@ -106,8 +108,8 @@ async def test_a_page_is_whole_and_loads_nothing_from_elsewhere(door: Any, path:
 
 
 @pytest.mark.parametrize("path", ["", "?x=1"])
-async def test_a_browser_is_led_from_the_root_to_the_pages(door: Any, path: str) -> None:
-    service = await door()
+async def test_a_browser_is_redirected_from_the_root_to_the_pages(serve: Any, path: str) -> None:
+    service = await serve()
     async with service.session.get(
         f"{service.base}/{path}", headers={"Accept": "text/html"}, allow_redirects=False
     ) as response:
@@ -118,14 +120,14 @@ async def test_a_browser_is_led_from_the_root_to_the_pages(door: Any, path: str)
     assert index["service"] == "gatekeeper"
 
 
-async def test_pages_are_not_in_the_contract_for_programs(door: Any) -> None:
-    service = await door()
+async def test_pages_are_not_in_the_contract_for_programs(serve: Any) -> None:
+    service = await serve()
     _, contract = await service.get("/openapi.json")
     assert not [path for path in contract["paths"] if path.startswith("/ui")]
 
 
-async def test_files_have_a_hash_in_their_address_and_never_change(door: Any) -> None:
-    service = await door()
+async def test_files_have_a_hash_in_their_address_and_never_change(serve: Any) -> None:
+    service = await serve()
     for name, kind in ASSETS.items():
         url = f"{service.base}/ui/static/{assets_hash()}/{name}"
         async with service.session.get(url) as response:
@@ -136,7 +138,7 @@ async def test_files_have_a_hash_in_their_address_and_never_change(door: Any) ->
             assert response.status == 404
 
 
-def test_all_files_together_are_small() -> None:
+def test_all_static_files_together_are_below_120_kb() -> None:
     assert sum(len(asset(name)) for name in ASSETS) < 120_000
 
 
@@ -148,7 +150,7 @@ def test_all_files_together_are_small() -> None:
     ],
     ids=["package", "tests"],
 )
-def test_files_of_others_are_as_they_were_published(folder: Path) -> None:
+def test_vendored_files_have_their_published_hashes(folder: Path) -> None:
     (vendored,) = json.loads((folder / "vendor.json").read_text()).values()
     assert set(vendored["sha256"]) == {one.name for one in folder.iterdir()} - {"vendor.json"}
     for name, digest in vendored["sha256"].items():
@@ -164,7 +166,7 @@ def test_nothing_but_what_markup_made_is_markup() -> None:
     assert html.escaped("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
 
 
-async def test_what_a_site_or_a_client_says_is_never_html(internet: FakeInternet) -> None:
+async def test_text_of_a_site_or_a_client_is_never_html(internet: FakeInternet) -> None:
     """Hostile text in every column: robots.txt, paths, agents, clients, reasons, Retry-After."""
     internet.site("http://a.test").robots(
         f"User-agent: *\nDisallow: /{HOSTILE}\nDisallow: /no\nCrawl-delay: 0.01\n# {HOSTILE}\n"
@@ -214,7 +216,7 @@ async def sign_in(base: str, token: Token) -> str:
     return cookie.partition(";")[0]
 
 
-async def test_with_tokens_one_signs_in_once(internet: FakeInternet) -> None:
+async def test_with_tokens_a_browser_signs_in_once(internet: FakeInternet) -> None:
     async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
         answer, _ = await get(shop.base, "hosts?q=a")
         assert (answer.status, answer.headers["Location"]) == (303, "./sign-in?next=hosts%3Fq%3Da")
@@ -326,7 +328,7 @@ async def test_a_stream_ends_with_the_cookie_of_its_session(
             assert b"event: bye" in await stream.content.read()
 
 
-async def test_a_form_may_not_trickle_in(
+async def test_a_form_that_arrives_too_slowly_is_refused(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.sidecar.routes.pages.BODY_TIMEOUT", 0.05)
@@ -341,7 +343,7 @@ async def test_a_form_may_not_trickle_in(
         await writer.wait_closed()
 
 
-def test_a_session_ends_when_nobody_looks_and_after_half_a_day_anyhow() -> None:
+def test_a_session_ends_when_idle_and_after_half_a_day() -> None:
     from aiohttp.test_utils import make_mocked_request
 
     from gatekeeper.config import ServerConfig
@@ -381,14 +383,14 @@ def test_a_session_ends_when_nobody_looks_and_after_half_a_day_anyhow() -> None:
         ("", "./"),
     ],
 )
-def test_signing_in_leads_nowhere_else(wanted: str, where: str) -> None:
+def test_signing_in_redirects_only_to_the_sidecars_own_pages(wanted: str, where: str) -> None:
     assert _safe_path(wanted) == where
 
 
 # --- forms ------------------------------------------------------------------------------------
 
 
-async def test_a_form_acts_only_with_its_word(internet: FakeInternet) -> None:
+async def test_a_form_without_its_token_changes_nothing(internet: FakeInternet) -> None:
     async with demo(internet) as shop:
         await furnish(shop)
         _, text = await get(shop.base, "hosts/shop.test")
@@ -421,7 +423,7 @@ async def test_a_form_acts_only_with_its_word(internet: FakeInternet) -> None:
         assert answer.status == 404
 
 
-async def test_a_form_of_one_session_is_none_of_another(internet: FakeInternet) -> None:
+async def test_the_form_token_of_one_session_is_refused_in_another(internet: FakeInternet) -> None:
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
         one, two = await sign_in(shop.base, ADMIN), await sign_in(shop.base, ADMIN)
         _, text = await get(shop.base, "hosts", headers={"Cookie": one})
@@ -456,8 +458,8 @@ async def test_signing_out_ends_every_copy_of_the_session_and_no_other(
         assert answer.status == 200
 
 
-async def test_a_form_that_is_too_long_is_refused(door: Any) -> None:
-    service = await door()
+async def test_a_form_that_is_too_long_is_refused(serve: Any) -> None:
+    service = await serve()
     answer, _ = await post(service.base, "hosts/a.test/pause", {"form": "x" * 20_000})
     assert answer.status == 413
 
@@ -465,7 +467,7 @@ async def test_a_form_that_is_too_long_is_refused(door: Any) -> None:
 # --- texts of the pages -----------------------------------------------------------------------
 
 
-async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
+async def test_the_pages_show_the_state_of_hosts_and_leases(internet: FakeInternet) -> None:
     async with demo(internet) as shop:
         await furnish(shop)
         _, overview = await get(shop.base, "")
@@ -483,12 +485,12 @@ async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
         assert "Invalid question" in wrong
 
 
-async def test_explain_shows_normal_forms_where_they_differ(
-    door: Any, internet: FakeInternet
+async def test_explain_shows_the_normal_form_of_a_rule_where_it_differs(
+    serve: Any, internet: FakeInternet
 ) -> None:
     text = "User-agent: *\nDisallow: /caf%c3%a9/%7euser\nAllow: /caf\u00e9\nDisallow: /plain\n"
     internet.site("a.test").robots(text)
-    service = await door()
+    service = await serve()
 
     async def told(url: str) -> str:
         response, text = await get(service.base, f"explain?{urlencode({'url': url})}")
@@ -505,8 +507,8 @@ async def test_explain_shows_normal_forms_where_they_differ(
     assert " reads <code>" not in text
 
 
-async def test_what_needs_a_look_comes_first(door: Any) -> None:
-    service = (await door()).service
+async def test_problems_are_listed_first_on_the_overview(serve: Any) -> None:
+    service = (await serve()).service
     seen = await overview_of(service)
     assert "Nothing needs attention." in str(overview_page(service, seen).body)
     reload = structs.replace(seen.reload, ok=False, needs_restart=("server.port",))

@@ -24,6 +24,7 @@ from tests.integrations.browsers import CHROMIUM
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
 from tests.sidecar.demo import Demo, demo, furnish, waiter
+from tests.waiting_support import until
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 PAGES = (
@@ -95,8 +96,7 @@ async def furnished(internet: FakeInternet, **options: Any) -> AsyncIterator[Dem
     async with demo(internet, **options) as shop:
         await furnish(shop, rounds=8)
         task = waiter(shop)
-        while not len(shop.service.leases.waiters):
-            await asyncio.sleep(0)
+        await until(lambda: len(shop.service.leases.waiters))
         try:
             yield shop
         finally:
@@ -116,7 +116,7 @@ LOOKS: list[tuple[int, str, dict[str, list[str]]]] = [
 narrow window only in its layout."""
 
 
-async def test_every_page_is_accessible_and_fits(
+async def test_every_page_passes_axe_and_is_not_cut_off(
     internet: FakeInternet, browsing: Browse, tmp_path: Path
 ) -> None:
     """axe finds no violation, the console shows no error (the policy holds), nothing is cut off."""
@@ -143,7 +143,9 @@ async def test_every_page_is_accessible_and_fits(
         assert page.complaints == []
 
 
-async def test_the_policy_holds_on_every_page(internet: FakeInternet, browsing: Browse) -> None:
+async def test_no_page_violates_its_content_security_policy(
+    internet: FakeInternet, browsing: Browse
+) -> None:
     """No script, style or request is refused, without the exemption that axe needs."""
     async with furnished(internet) as shop, browsing() as page:
         for path in PAGES:
@@ -155,7 +157,7 @@ async def test_the_policy_holds_on_every_page(internet: FakeInternet, browsing: 
         assert page.complaints == []
 
 
-async def test_without_javascript_the_pages_still_tell(
+async def test_the_pages_show_their_data_without_javascript(
     internet: FakeInternet, browsing: Browse
 ) -> None:
     async with furnished(internet) as shop, browsing(java_script_enabled=False) as page:
@@ -172,7 +174,7 @@ async def test_without_javascript_the_pages_still_tell(
         assert "No request starts until it is resumed." in await page.inner_text("main")
 
 
-async def test_everything_is_reached_by_the_keyboard(
+async def test_every_control_can_be_reached_by_the_keyboard(
     internet: FakeInternet, browsing: Browse
 ) -> None:
     async with furnished(internet) as shop, browsing() as page:
@@ -195,7 +197,7 @@ async def test_everything_is_reached_by_the_keyboard(
         assert is_paused(shop.service.gate.parts.scheduler, "shop.test")
 
 
-async def test_a_page_keeps_up_and_keeps_what_was_opened(
+async def test_a_page_updates_itself_and_keeps_open_forms(
     internet: FakeInternet, browsing: Browse
 ) -> None:
     async with furnished(internet) as shop, browsing() as page:
@@ -268,8 +270,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
                         "local",
                     )
                 told = shop.service.operators.events_sent + shop.service.operators.streams.total()
-                while shop.service.operators.events_sent < told:
-                    await asyncio.sleep(0.01)
+                await until(lambda told=told: shop.service.operators.events_sent >= told)
             await page.wait_for_selector(f"#decisions tr:first-child:has-text('/{number}/')")
             await page.evaluate("gc()")
             used: float = await page.evaluate("performance.memory.usedJSHeapSize")
@@ -282,7 +283,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
         assert page.complaints == []
 
 
-async def test_a_restarted_sidecar_is_noticed_and_found_again(
+async def test_a_page_reconnects_after_a_restart_of_the_sidecar(
     internet: FakeInternet, browsing: Browse
 ) -> None:
     async with browsing() as page:
@@ -299,7 +300,7 @@ async def test_a_restarted_sidecar_is_noticed_and_found_again(
             await page.wait_for_selector("text=No hosts yet.")
 
 
-async def test_the_stream_is_found_again_too(
+async def test_the_live_stream_reconnects_after_a_restart_of_the_sidecar(
     internet: FakeInternet, browsing: Browse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operators, "RETRY", 0.2)

@@ -11,8 +11,6 @@ import shlex
 import signal
 import stat
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import pytest
 import trustme
 
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 TOKEN = "t" * 40
@@ -33,35 +32,17 @@ async def origin(internet: FakeInternet) -> str:
     return f"http://127.0.0.1:{internet.listener().port()}"
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    # A unix socket's name may have a hundred characters: tmp_path can be longer.
-    with tempfile.TemporaryDirectory(prefix="gk") as directory:
-        yield Path(directory)
-
-
-async def get(sidecar: Any, path: str, **options: Any) -> tuple[int, Any]:
-    async with sidecar.session.get(sidecar.base + path, **options) as response:
-        return response.status, await response.json(content_type=None)
-
-
-async def post(sidecar: Any, path: str, body: object, **options: Any) -> tuple[int, Any]:
-    async with sidecar.session.post(sidecar.base + path, json=body, **options) as response:
-        text = await response.text()
-        return response.status, json.loads(text) if text else None
-
-
-async def test_it_runs_with_no_configuration_and_says_how_to_be_named(
+async def test_serve_without_configuration_runs_and_names_user_agent(
     start: Any, origin: str
 ) -> None:
     sidecar = await start()
-    status, decision = await get(sidecar, "/v1/check", params={"url": f"{origin}/private/x"})
+    status, decision = await sidecar.get("/v1/check", params={"url": f"{origin}/private/x"})
 
     assert (status, decision["verdict"], decision["rule"]["line"]) == (200, "deny", 2)
     assert await sidecar.said("--user-agent")
 
 
-async def test_the_curl_line_it_prints_works(start: Any) -> None:
+async def test_the_printed_curl_line_works(start: Any) -> None:
     sidecar = await start("--user-agent", "testbot/1.0")
     words = shlex.split(sidecar.curl)
     words[-1] = "url=http://10.0.0.1/"  # refused by the guard, so no network is needed
@@ -71,7 +52,7 @@ async def test_the_curl_line_it_prints_works(start: Any) -> None:
     assert json.loads(out)["reason"] == "blocked"
 
 
-async def test_it_is_a_forward_proxy_as_well(start: Any, origin: str) -> None:
+async def test_serve_with_proxy_is_a_forward_proxy(start: Any, origin: str) -> None:
     sidecar = await start("--user-agent", "testbot/1.0", "--proxy", "0")
     line = (await sidecar.process.stdout.readline()).decode()
     proxy = line.removeprefix("proxy for plain http: ").strip()
@@ -84,7 +65,7 @@ async def test_it_is_a_forward_proxy_as_well(start: Any, origin: str) -> None:
 
 @pytest.mark.parametrize("way", ["tcp", "unix"])
 async def test_the_curl_line_works_with_tls_and_a_token(
-    start: Any, short: Path, tmp_path: Path, way: str
+    start: Any, socket_folder: Path, tmp_path: Path, way: str
 ) -> None:
     tokens, cert, key = tmp_path / "my tokens", tmp_path / "cert.pem", tmp_path / "key.pem"
     tokens.write_text(f"# of the crawler\n\ncrawler:check,crawl:{TOKEN}\n{'u' * 40}\n")
@@ -93,7 +74,7 @@ async def test_the_curl_line_works_with_tls_and_a_token(
     pair.cert_chain_pems[0].write_to_path(cert)
     pair.private_key_pem.write_to_path(key)
     env = {"GATEKEEPER_SERVER_TLS_CERT": str(cert), "GATEKEEPER_SERVER_TLS_KEY": str(key)}
-    socket = ("--socket", str(short / "s")) if way == "unix" else ()
+    socket = ("--socket", str(socket_folder / "s")) if way == "unix" else ()
     sidecar = await start("--token-file", str(tokens), *socket, env=env)
     assert TOKEN not in sidecar.curl
     line = sidecar.curl.rpartition("url=")[0] + "url=http://10.0.0.1/"
@@ -105,7 +86,7 @@ async def test_the_curl_line_works_with_tls_and_a_token(
     assert json.loads(out)["reason"] == "blocked", err
 
 
-async def test_sigterm_ends_it_with_exit_code_0(start: Any) -> None:
+async def test_sigterm_ends_serve_with_exit_code_0(start: Any) -> None:
     sidecar = await start()
     sidecar.tell(signal.SIGTERM)
 
@@ -118,7 +99,7 @@ def in_the_background_of_nohup() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def test_in_the_background_a_ctrl_c_is_not_for_it_and_reloads_and_the_end_are(
+async def test_serve_in_the_background_ignores_ctrl_c_and_obeys_sighup_and_sigterm(
     start: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "gatekeeper.toml"
@@ -127,9 +108,9 @@ async def test_in_the_background_a_ctrl_c_is_not_for_it_and_reloads_and_the_end_
     sidecar.tell(signal.SIGINT)
     path.write_text("[server]\nmax_batch = 7\n", encoding="utf-8")
     sidecar.tell(signal.SIGHUP)
-    while (await post(sidecar, "/v1/check", {"urls": ["http://10.0.0.1/"] * 6}))[0] == 413:
+    while (await sidecar.post("/v1/check", {"urls": ["http://10.0.0.1/"] * 6}))[0] == 413:
         await asyncio.sleep(0)
-    assert (await get(sidecar, "/readyz"))[0] == 200
+    assert (await sidecar.get("/readyz"))[0] == 200
     sidecar.tell(signal.SIGTERM)
     assert await sidecar.stopped() == 0
 
@@ -138,22 +119,22 @@ async def test_t16_a_draining_service_takes_reports_and_grants_nothing(
     start: Any, origin: str
 ) -> None:
     sidecar = await start(env={"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"})
-    status, lease = await post(sidecar, "/v1/leases", {"url": f"{origin}/page", "wait": 5})
+    status, lease = await sidecar.post("/v1/leases", {"url": f"{origin}/page", "wait": 5})
     assert status == 201
     sidecar.tell(signal.SIGTERM)
-    while (await get(sidecar, "/readyz"))[0] == 200:
+    while (await sidecar.get("/readyz"))[0] == 200:
         await asyncio.sleep(0)
 
-    refused, problem = await post(sidecar, "/v1/leases", {"url": f"{origin}/page"})
+    refused, problem = await sidecar.post("/v1/leases", {"url": f"{origin}/page"})
     assert (refused, problem["type"]) == (503, "urn:gatekeeper:problem:draining")
-    status, _ = await post(sidecar, f"/v1/leases/{lease['id']}/report", {"status": 200})
+    status, _ = await sidecar.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
     assert status == 204
     assert await sidecar.stopped() == 0
 
 
 async def test_a_second_ctrl_c_ends_the_wait_for_open_leases(start: Any, origin: str) -> None:
     sidecar = await start(env={"GATEKEEPER_SERVER_DRAIN_TIMEOUT": "1000"})
-    status, _ = await post(sidecar, "/v1/leases", {"url": f"{origin}/page", "wait": 5})
+    status, _ = await sidecar.post("/v1/leases", {"url": f"{origin}/page", "wait": 5})
     assert status == 201
     sidecar.tell(signal.SIGINT)
     assert await sidecar.said("stopping: draining at most 1000 s; press Ctrl-C again to stop now")
@@ -162,13 +143,13 @@ async def test_a_second_ctrl_c_ends_the_wait_for_open_leases(start: Any, origin:
 
 
 async def test_t5_a_unix_socket_is_the_owners_alone_and_goes_with_the_process(
-    start: Any, short: Path
+    start: Any, socket_folder: Path
 ) -> None:
-    path = short / "s"
+    path = socket_folder / "s"
     sidecar = await start("--socket", str(path))
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert (await get(sidecar, "/healthz"))[0] == 200
+    assert (await sidecar.get("/healthz"))[0] == 200
     sidecar.tell(signal.SIGTERM)
     assert await sidecar.stopped() == 0
     assert not path.exists()
@@ -182,11 +163,11 @@ async def test_t6_without_the_token_nothing_is_answered_but_probes(
     sidecar = await start("--token-file", str(tokens))
     params = {"url": f"{origin}/page"}
 
-    assert (await get(sidecar, "/v1/check", params=params))[0] == 401
-    assert (await get(sidecar, "/metrics"))[0] == 401
-    assert (await get(sidecar, "/healthz"))[0] == 200
+    assert (await sidecar.get("/v1/check", params=params))[0] == 401
+    assert (await sidecar.get("/metrics"))[0] == 401
+    assert (await sidecar.get("/healthz"))[0] == 200
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    assert (await get(sidecar, "/v1/check", params=params, headers=headers))[0] == 200
+    assert (await sidecar.get("/v1/check", params=params, headers=headers))[0] == 200
 
 
 async def test_t6_a_reload_brings_the_new_token(start: Any, tmp_path: Path) -> None:
@@ -196,12 +177,12 @@ async def test_t6_a_reload_brings_the_new_token(start: Any, tmp_path: Path) -> N
     old, new = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, "n" * 40))
     tokens.write_text("n" * 40, encoding="utf-8")
 
-    assert (await post(sidecar, "/v1/admin/reload", {}, headers=old))[0] == 200
-    assert (await get(sidecar, "/v1/hosts", headers=old))[0] == 401
-    assert (await get(sidecar, "/v1/hosts", headers=new))[0] == 200
+    assert (await sidecar.post("/v1/admin/reload", {}, headers=old))[0] == 200
+    assert (await sidecar.get("/v1/hosts", headers=old))[0] == 401
+    assert (await sidecar.get("/v1/hosts", headers=new))[0] == 200
 
 
-async def test_t17_a_bad_file_changes_nothing_and_turns_a_metric_red(
+async def test_t17_a_reload_of_a_bad_file_changes_nothing_and_sets_a_metric(
     start: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "gatekeeper.toml"
@@ -209,17 +190,17 @@ async def test_t17_a_bad_file_changes_nothing_and_turns_a_metric_red(
     sidecar = await start("--config", str(path))
     path.write_text("[server]\nmax_batch = 7\nmax_wait = 'long'\n", encoding="utf-8")
 
-    status, problem = await post(sidecar, "/v1/admin/reload", {})
+    status, problem = await sidecar.post("/v1/admin/reload", {})
     assert status == 409
     assert "max_wait" in problem["detail"]
-    status, _ = await post(sidecar, "/v1/check", {"urls": ["http://10.0.0.1/"] * 6})
+    status, _ = await sidecar.post("/v1/check", {"urls": ["http://10.0.0.1/"] * 6})
     assert status == 413
     async with sidecar.session.get(sidecar.base + "/metrics") as response:
         assert "gatekeeper_config_last_reload_successful 0.0" in await response.text()
 
     path.write_text("[server]\nmax_batch = 7\n", encoding="utf-8")
     sidecar.tell(signal.SIGHUP)
-    while (await post(sidecar, "/v1/check", {"urls": ["http://10.0.0.1/"] * 6}))[0] == 413:
+    while (await sidecar.post("/v1/check", {"urls": ["http://10.0.0.1/"] * 6}))[0] == 413:
         await asyncio.sleep(0)
 
 
@@ -233,7 +214,7 @@ async def test_a_reload_says_what_needs_a_restart(start: Any, tmp_path: Path) ->
         encoding="utf-8",
     )
 
-    status, told = await post(sidecar, "/v1/admin/reload", {})
+    status, told = await sidecar.post("/v1/admin/reload", {})
     assert (status, told) == (
         200,
         {
@@ -241,13 +222,13 @@ async def test_a_reload_says_what_needs_a_restart(start: Any, tmp_path: Path) ->
             "needs_restart": ["cache.hot_records"],
         },
     )
-    _, decision = await get(sidecar, "/v1/check", params={"url": "http://a.example/"})
+    _, decision = await sidecar.get("/v1/check", params={"url": "http://a.example/"})
     assert (decision["state"], decision["note"]) == ("override", "not ours")
 
 
-async def test_t3_it_never_asks_itself(start: Any) -> None:
+async def test_t3_the_sidecar_never_requests_itself(start: Any) -> None:
     sidecar = await start()
-    _, decision = await get(sidecar, "/v1/check", params={"url": sidecar.base + "/"})
+    _, decision = await sidecar.get("/v1/check", params={"url": sidecar.base + "/"})
 
     # Deferred or denied, but never fetched: the guard refused to connect.
     assert decision["verdict"] != "allow"
@@ -255,21 +236,21 @@ async def test_t3_it_never_asks_itself(start: Any) -> None:
         assert 'route="unmatched"' not in await response.text()
 
 
-async def test_a_second_one_on_the_same_state_says_who_is_there(start: Any) -> None:
+async def test_a_second_sidecar_on_one_state_file_is_refused(start: Any) -> None:
     await start()
     with pytest.raises(AssertionError, match="gatekeeper serve:"):
         await start()
 
 
-async def test_healthcheck_asks_the_configured_place(start: Any, short: Path) -> None:
-    await start("--socket", str(short / "s"))
+async def test_healthcheck_asks_the_configured_address(start: Any, socket_folder: Path) -> None:
+    await start("--socket", str(socket_folder / "s"))
     check = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "gatekeeper",
         "healthcheck",
         "--ready",
-        env={**os.environ, "GATEKEEPER_SERVER_SOCKET": str(short / "s")},
+        env={**os.environ, "GATEKEEPER_SERVER_SOCKET": str(socket_folder / "s")},
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await check.communicate()
@@ -281,25 +262,27 @@ async def test_a_lease_survives_kill_9_and_its_report_is_taken_once(
     start: Any, origin: str
 ) -> None:
     first = await start()
-    status, lease = await post(first, "/v1/leases", {"url": f"{origin}/page", "wait": 5})
+    status, lease = await first.post("/v1/leases", {"url": f"{origin}/page", "wait": 5})
     assert status == 201
     first.process.kill()
     await first.stopped()
 
     second = await start()
-    busy, _ = await post(second, "/v1/leases", {"url": f"{origin}/page"})
+    busy, _ = await second.post("/v1/leases", {"url": f"{origin}/page"})
     assert busy == 429
     report = f"/v1/leases/{lease['id']}/report"
-    assert (await post(second, report, {"status": 200}))[0] == 204
-    assert (await get(second, "/v1/hosts/127.0.0.1"))[1]["state"] != "busy"
+    assert (await second.post(report, {"status": 200}))[0] == 204
+    assert (await second.get("/v1/hosts/127.0.0.1"))[1]["state"] != "busy"
 
 
-async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) -> None:
+async def test_a_socket_of_systemd_is_used_and_systemd_is_notified(
+    start: Any, socket_folder: Path
+) -> None:
     import socket as sockets
 
     listener = sockets.create_server(("127.0.0.1", 0))
     manager = sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM)
-    manager.bind(str(short / "notify"))
+    manager.bind(str(socket_folder / "notify"))
     manager.setblocking(False)
     # As systemd does between fork and exec: the socket is fd 3, the pid is in LISTEN_PID.
     script = (
@@ -317,7 +300,7 @@ async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) 
             env={
                 **os.environ,
                 "LISTEN_FDS": "1",
-                "NOTIFY_SOCKET": str(short / "notify"),
+                "NOTIFY_SOCKET": str(socket_folder / "notify"),
                 "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
             },
             stdout=asyncio.subprocess.PIPE,
@@ -341,17 +324,17 @@ async def test_the_history_of_a_file_outlives_the_process(
     start: Any, internet: FakeInternet, origin: str
 ) -> None:
     first = await start()
-    await get(first, "/v1/check", params={"url": f"{origin}/page"})
+    await first.get("/v1/check", params={"url": f"{origin}/page"})
     first.tell(signal.SIGTERM)
     await first.stopped()
     second = await start()
-    _, found = await get(second, "/v1/history", params={"origin": origin})
+    _, found = await second.get("/v1/history", params={"origin": origin})
 
     assert found["origin"] == origin
     assert [(one["status"], one["size"]) for one in found["versions"]] == [(200, len(ROBOTS))]
 
 
-async def test_kill_9_under_load_breaks_no_interval(
+async def test_kill_9_under_load_violates_no_interval(
     start: Any, internet: FakeInternet, origin: str
 ) -> None:
     """Judged by the origin's own log: no two requests before and after are too close."""
@@ -362,14 +345,14 @@ async def test_kill_9_under_load_breaks_no_interval(
         async with aiohttp.ClientSession() as site:
             for _ in range(requests):
                 body = {"url": f"{origin}/page", "wait": 30}
-                status, lease = await post(sidecar, "/v1/leases", body)
+                status, lease = await sidecar.post("/v1/leases", body)
                 if status != 201:
                     return
                 out.append(lease["id"])
                 async with site.get(f"{origin}/page") as page:
                     await page.read()
                 report = f"/v1/leases/{lease['id']}/report"
-                await post(sidecar, report, {"status": page.status})
+                await sidecar.post(report, {"status": page.status})
                 out.remove(lease["id"])
 
     first = await start(env=env)
@@ -382,7 +365,7 @@ async def test_kill_9_under_load_breaks_no_interval(
 
     second = await start(env=env)
     for lease_id in out:  # the clients survived: their leases hold the host's slots
-        await post(second, f"/v1/leases/{lease_id}/report", {"status": 200})
+        await second.post(f"/v1/leases/{lease_id}/report", {"status": 200})
     async with asyncio.TaskGroup() as crawlers:
         for _ in range(3):
             crawlers.create_task(crawl(second, 1))
@@ -394,8 +377,7 @@ async def test_kill_9_under_load_breaks_no_interval(
 
 
 async def _served(internet: FakeInternet, pages: int) -> None:
-    while sum(one.path == "/page" for one in internet.requests) < pages:
-        await asyncio.sleep(0)
+    await until(lambda: sum(one.path == "/page" for one in internet.requests) >= pages)
 
 
 async def _ignoring_its_end(work: Any) -> None:

@@ -21,6 +21,7 @@ from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.signing import new_key
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Reset, redirect
 from tests.test_signing import as_sent, verify
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 
@@ -66,11 +67,11 @@ class Client:
 
 
 @pytest.fixture
-async def proxy(internet: FakeInternet, door: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+async def proxy(internet: FakeInternet, serve: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     async with AsyncExitStack() as stack:
 
         async def begin(*, tokens: Tokens | None = None, **settings: Any) -> Client:
-            service = (await door(**settings)).service
+            service = (await serve(**settings)).service
             if tokens is not None:
                 service.apply_config(service.config, tokens)
             runner = web.ServerRunner(Server(Proxy(service).handle, header=16_384))
@@ -108,7 +109,7 @@ async def test_a_page_is_decided_and_passed_on(internet: FakeInternet, proxy: An
     assert site.paths == ["/robots.txt", "/x?q=1"]
 
 
-async def test_fields_of_one_hop_go_no_further(internet: FakeInternet, proxy: Any) -> None:
+async def test_hop_by_hop_fields_are_not_passed_on(internet: FakeInternet, proxy: Any) -> None:
     lines = (
         "Connection: X-One\r\nX-One: 1\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\n"
     )
@@ -149,7 +150,7 @@ async def test_each_redirect_hop_is_the_client_s_to_ask_for(
     assert site.paths == ["/robots.txt", "/x", "/x"]
 
 
-async def test_requests_take_turns_and_bodies_are_passed_on(
+async def test_requests_are_paced_and_bodies_are_passed_on(
     internet: FakeInternet, proxy: Any
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n").page("/x")
@@ -175,7 +176,7 @@ async def test_an_encoded_body_is_passed_on_as_it_is(internet: FakeInternet, pro
         assert site.requests[-1].headers["Content-Encoding"] == "gzip"
 
 
-async def test_a_429_holds_the_host(internet: FakeInternet, proxy: Any) -> None:
+async def test_a_429_blocks_the_host(internet: FakeInternet, proxy: Any) -> None:
     busy = Page("busy", status=429, headers={"Retry-After": "300"})
     site = internet.site("a.test").robots("").on("/x", busy)
     client = await proxy()
@@ -195,7 +196,9 @@ async def test_a_429_holds_the_host(internet: FakeInternet, proxy: Any) -> None:
         "http://u:p@a.test/",
     ],
 )
-async def test_the_guard_holds(internet: FakeInternet, proxy: Any, url: str) -> None:
+async def test_the_guard_refuses_private_addresses(
+    internet: FakeInternet, proxy: Any, url: str
+) -> None:
     internet.site("a.test").robots("")
     internet.dns("in.example", "10.1.2.3")
     client = await proxy()
@@ -216,7 +219,7 @@ async def test_the_guard_holds(internet: FakeInternet, proxy: Any, url: str) -> 
         ("GET http://a%zz.test/ HTTP/1.1", 400),
     ],
 )
-async def test_what_is_no_request_for_plain_http_is_refused(
+async def test_a_request_that_is_not_plain_http_is_refused(
     internet: FakeInternet, proxy: Any, line: str, status: int
 ) -> None:
     site = internet.site("a.test").robots("").page("/x")
@@ -237,7 +240,7 @@ async def test_what_is_no_request_for_plain_http_is_refused(
         ("Bearer " + "t" * 40, 200),
     ],
 )
-async def test_with_tokens_it_wants_one_that_may_crawl(
+async def test_with_tokens_the_proxy_needs_one_with_the_role_crawl(
     internet: FakeInternet, proxy: Any, credentials: str, status: int
 ) -> None:
     site = internet.site("a.test").robots("").page("/x")
@@ -255,7 +258,7 @@ async def test_with_tokens_it_wants_one_that_may_crawl(
     assert ("/x" in site.paths) is (status == 200)
 
 
-async def test_what_is_too_large_or_does_not_come_is_told(
+async def test_a_page_too_large_or_without_an_answer_is_502_or_504(
     internet: FakeInternet, proxy: Any
 ) -> None:
     site = internet.site("a.test").robots("").page("/x", "x" * 101)
@@ -269,7 +272,7 @@ async def test_what_is_too_large_or_does_not_come_is_told(
     assert client.service.gate.stats().pacing.in_flight == 0
 
 
-async def test_a_client_that_hangs_up_frees_the_turn(internet: FakeInternet, proxy: Any) -> None:
+async def test_a_client_that_hangs_up_frees_the_lease(internet: FakeInternet, proxy: Any) -> None:
     hold = Hold(Page("late"))
     internet.site("a.test").robots("").on("/1", hold).page("/2", "second")
     client = await proxy()
@@ -332,12 +335,7 @@ WELCOME: dict[str, Any] = {
 }
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
-
-
-async def test_a_tunnel_carries_https_in_one_turn(internet: FakeInternet, proxy: Any) -> None:
+async def test_a_tunnel_carries_https_under_one_lease(internet: FakeInternet, proxy: Any) -> None:
     site = internet.site("a.test").page("/x", "hello").page("/y", "more")
     client = await proxy(**WELCOME)
     pacing = client.service.gate.stats
@@ -397,7 +395,7 @@ async def test_t17_a_tunnel_ends_with_the_token_that_opened_it(
     await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
 
 
-async def test_a_host_has_one_tunnel_at_once_and_all_have_a_bound(
+async def test_tunnels_are_limited_to_one_per_host_and_a_total(
     echo: tuple[list[Echo], str], proxy: Any
 ) -> None:
     made, port = echo
@@ -415,7 +413,7 @@ async def test_a_host_has_one_tunnel_at_once_and_all_have_a_bound(
 
 
 @pytest.mark.parametrize("late", [b"", b"late"])
-async def test_what_is_idle_is_closed_also_in_the_very_moment_in_which_more_comes(
+async def test_an_idle_tunnel_is_closed_though_octets_arrive_at_the_same_time(
     echo: tuple[list[Echo], str],
     proxy: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -438,7 +436,9 @@ async def test_what_is_idle_is_closed_also_in_the_very_moment_in_which_more_come
     assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
 
 
-async def test_what_carries_too_much_is_closed(echo: tuple[list[Echo], str], proxy: Any) -> None:
+async def test_a_tunnel_that_carries_too_many_octets_is_closed(
+    echo: tuple[list[Echo], str], proxy: Any
+) -> None:
     made, port = echo
     client = await proxy(proxy_tunnel_bytes=1024, **WELCOME)
     _, reader, writer = await client.connect(f"a.test:{port}")
@@ -449,7 +449,7 @@ async def test_what_carries_too_much_is_closed(echo: tuple[list[Echo], str], pro
     await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
 
 
-async def test_what_a_tunnel_brings_counts_for_a_budget(
+async def test_the_octets_of_a_tunnel_count_for_a_budget(
     echo: tuple[list[Echo], str], proxy: Any
 ) -> None:
     _, port = echo

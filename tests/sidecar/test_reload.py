@@ -24,6 +24,7 @@ from gatekeeper.sidecar.background import READ_SECONDS, FileReader
 from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.reload import Reloaded, reload
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 Open = Callable[..., Awaitable[Any]]
 TOKEN = "t" * 40
@@ -53,15 +54,15 @@ BAD: dict[str, dict[str, Any]] = {
     "an agent without a token": {"user_agent": "///"},
     "a token file that is not there": {"server": {"token_file": "/nowhere/tokens"}},
     "a range that is none": {"server": {"trusted_peers": ("here",)}},
-    "a door open to all": {"server": {"host": "0.0.0.0"}},
+    "open to all without a token": {"server": {"host": "0.0.0.0"}},
 }
 
 
 @pytest.mark.parametrize("why", BAD)
-async def test_a_file_that_no_start_would_take_changes_nothing(
-    door: Open, caplog: pytest.LogCaptureFixture, why: str
+async def test_a_reload_of_a_configuration_that_no_start_accepts_changes_nothing(
+    serve: Open, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    service = (await door()).service
+    service = (await serve()).service
     before = service.config
     changes = {"host": (HostRule(match="*.test", interval=9.0),), **BAD[why]}
     changes["server"] = {"max_batch": 5, **changes.get("server", {})}
@@ -76,8 +77,8 @@ async def test_a_file_that_no_start_would_take_changes_nothing(
     assert "\n" not in line
 
 
-async def test_what_nobody_foresaw_is_a_failed_reload_like_any_other(door: Open) -> None:
-    service = (await door()).service
+async def test_an_unexpected_error_is_a_failed_reload(serve: Open) -> None:
+    service = (await serve()).service
     service.reread = raising(RuntimeError("a surprise"))
     with pytest.raises(ConfigError, match="a surprise"):
         await reload(service)
@@ -85,8 +86,8 @@ async def test_what_nobody_foresaw_is_a_failed_reload_like_any_other(door: Open)
     assert (service.metrics.reloads["failure"], service.metrics.last_reload_ok) == (1, False)
 
 
-async def test_the_sidecar_answers_while_the_files_are_read(door: Open) -> None:
-    admission = await door()
+async def test_the_sidecar_answers_while_the_files_are_read(serve: Open) -> None:
+    admission = await serve()
     service, config = admission.service, admission.service.config
     begun, go_on = threading.Event(), threading.Event()
 
@@ -110,7 +111,7 @@ async def test_the_sidecar_answers_while_the_files_are_read(door: Open) -> None:
     assert service.config.server.max_batch == 7, "one after the other, in the order of the calls"
 
 
-async def test_files_that_never_come_change_nothing_and_cost_one_thread() -> None:
+async def test_files_that_are_never_read_change_nothing_and_take_one_thread() -> None:
     clock, never = VirtualClock(), threading.Event()
     files = FileReader(clock)
     reading = asyncio.ensure_future(files.run(never.wait))
@@ -132,9 +133,9 @@ async def test_files_that_never_come_change_nothing_and_cost_one_thread() -> Non
 
 
 async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
-    door: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = (await door()).service
+    service = (await serve()).service
     service.reread = raising(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
     name = f"\0gatekeeper-test-{id(service)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -148,10 +149,10 @@ async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
 
 
 async def test_a_pace_for_a_pattern_is_in_force_after_a_reload_and_gone_after_the_next(
-    door: Open, internet: FakeInternet
+    serve: Open, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
-    service = (await door()).service
+    service = (await serve()).service
     async with service.gate.lease(URL) as lease:
         lease.report(status=200)
     told = await reread(service, host=(HostRule(match="*.test", interval=6.0),))
@@ -165,17 +166,16 @@ async def test_a_pace_for_a_pattern_is_in_force_after_a_reload_and_gone_after_th
     ]
 
 
-async def test_a_word_that_moves_to_another_match_lets_nobody_through_in_between(
-    door: Open, internet: FakeInternet
+async def test_a_reload_that_moves_a_rule_to_another_match_grants_no_early_lease(
+    serve: Open, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
-    service = (await door()).service
+    service = (await serve()).service
     async with service.gate.lease(URL) as lease:
         lease.report(status=200)
     await reread(service, host=(HostRule(match="*.test", interval=900.0),))
     waiter = asyncio.create_task(service.gate.acquire(URL))
-    while not service.gate.stats().pacing.waiting:
-        await asyncio.sleep(0)
+    await until(lambda: service.gate.stats().pacing.waiting)
     await reread(
         service, host=(HostRule(match="*", interval=0.0), HostRule(match="a.test", interval=900.0))
     )
@@ -187,8 +187,8 @@ async def test_a_word_that_moves_to_another_match_lets_nobody_through_in_between
     await asyncio.wait([waiter])
 
 
-async def test_a_group_that_is_new_needs_a_restart_and_says_so(door: Open) -> None:
-    service = (await door()).service
+async def test_a_group_that_is_new_needs_a_restart_and_says_so(serve: Open) -> None:
+    service = (await serve()).service
     told = await reread(service, group=(GroupRule(name="g", interval=5.0),))
     assert told == Reloaded(applied=[], needs_restart=["group"])
 
@@ -200,17 +200,17 @@ async def test_a_group_that_is_new_needs_a_restart_and_says_so(door: Open) -> No
         )
 
 
-async def test_the_format_of_the_log_is_the_processs_own(door: Open) -> None:
-    service = (await door()).service
+async def test_a_change_of_log_format_needs_a_restart(serve: Open) -> None:
+    service = (await serve()).service
 
     told = await reread(service, server={"log_format": "json"})
     assert told.needs_restart == ["server.log_format"]
 
 
-async def test_new_tokens_in_the_same_file_count_as_a_change(door: Open, tmp_path: Path) -> None:
+async def test_new_tokens_in_the_same_file_count_as_a_change(serve: Open, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN, encoding="utf-8")
-    service = (await door(token_file=str(tokens))).service
+    service = (await serve(token_file=str(tokens))).service
     await reread(service)  # from the tokens that the service was made with to those of the file
     assert (await reread(service)).applied == []
 
@@ -219,11 +219,11 @@ async def test_new_tokens_in_the_same_file_count_as_a_change(door: Open, tmp_pat
 
 
 async def test_t5_an_open_socket_keeps_its_token_though_the_file_names_loopback_now(
-    door: Open, tmp_path: Path
+    serve: Open, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN, encoding="utf-8")
-    service = (await door(token_file=str(tokens))).service
+    service = (await serve(token_file=str(tokens))).service
     service.exposed = "0.0.0.0 port 8750"
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port 8750 can be reached"):
         await reread(service, server={"host": "127.0.0.1", "token_file": None})
@@ -275,7 +275,9 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
                 assert service.exposed is None
 
 
-async def test_t5_a_reload_opens_no_door_that_a_token_shut(start: Any, tmp_path: Path) -> None:
+async def test_t5_a_reload_that_drops_the_token_of_a_public_address_is_refused(
+    start: Any, tmp_path: Path
+) -> None:
     path, tokens = tmp_path / "gatekeeper.toml", tmp_path / "tokens"
     tokens.write_text(TOKEN, encoding="utf-8")
     path.write_text(f'[server]\nhost = "0.0.0.0"\ntoken_file = "{tokens}"\n', encoding="utf-8")

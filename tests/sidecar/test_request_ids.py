@@ -15,9 +15,9 @@ from tests.sidecar.decision_log_support import write_log
 
 
 @pytest.fixture
-async def service(door: Any, internet: FakeInternet) -> Any:
+async def service(serve: Any, internet: FakeInternet) -> Any:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/", "home")
-    service = await door()
+    service = await serve()
     server = ServerConfig(log_decisions="all", log_format="json")
     service.service.log = DecisionLog(server, service.service.clock, stream=io.StringIO())
     return service
@@ -63,7 +63,7 @@ async def test_a_lease_its_report_and_its_return_have_an_id(service: Any) -> Non
     "path",
     ["/v1/check?url=http://a.test/", "/v1/fetch?url=http://a.test/", "/healthz", "/metrics", "/no"],
 )
-async def test_no_answer_names_what_the_service_is_made_of(service: Any, path: str) -> None:
+async def test_no_response_names_the_libraries_of_the_service(service: Any, path: str) -> None:
     async with service.session.get(service.base + path) as response:
         await response.read()
 

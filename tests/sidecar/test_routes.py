@@ -26,8 +26,8 @@ def site(internet: FakeInternet) -> Any:
 # -- explain and robots ---------------------------------------------------------------------
 
 
-async def test_explain_tells_the_whole_story(door: Any, site: Any) -> None:
-    service = await door()
+async def test_explain_has_decision_file_candidates_and_fetch(serve: Any, site: Any) -> None:
+    service = await serve()
     status, story = await service.get("/v1/explain", params={"url": "http://a.test/private/open"})
 
     assert status == 200
@@ -39,10 +39,12 @@ async def test_explain_tells_the_whole_story(door: Any, site: Any) -> None:
     assert story["fetch"]["size"] == len(ROBOTS)
 
 
-async def test_an_encoding_that_is_none_is_told(door: Any, internet: FakeInternet) -> None:
+async def test_explain_tells_an_ignored_content_encoding(
+    serve: Any, internet: FakeInternet
+) -> None:
     page = Page(ROBOTS, headers=[("Content-Encoding", "utf-8")])
     internet.site("a.test").robots(page)
-    service = await door()
+    service = await serve()
     _, story = await service.get("/v1/explain", params={"url": "http://a.test/x"})
     assert story["fetch"]["ignored_coding"] == "utf-8"
     _, file = await service.get("/v1/robots", params={"origin": "http://a.test"})
@@ -54,9 +56,9 @@ async def test_an_encoding_that_is_none_is_told(door: Any, internet: FakeInterne
 
 
 async def test_t2_explain_of_a_refused_url_says_one_word_and_asks_nobody(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
-    service = await door()
+    service = await serve()
     _, story = await service.get("/v1/explain", params={"url": "http://10.0.0.1/"})
 
     assert story["decision"]["reason"] == "blocked"
@@ -65,9 +67,9 @@ async def test_t2_explain_of_a_refused_url_says_one_word_and_asks_nobody(
 
 
 async def test_what_if_answers_for_a_text_and_stores_nothing(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
-    service = await door()
+    service = await serve()
     body = {
         "robots_txt": "User-agent: otherbot\nDisallow: /x\n",
         "url": "http://a.test/x/y",
@@ -85,8 +87,8 @@ async def test_what_if_answers_for_a_text_and_stores_nothing(
     assert service.service.gate.stats().decisions == {}
 
 
-async def test_robots_is_the_file_as_parsed(door: Any, site: Any) -> None:
-    service = await door()
+async def test_robots_gives_the_parsed_file(serve: Any, site: Any) -> None:
+    service = await serve()
     status, found = await service.get("/v1/robots", params={"origin": "http://a.test"})
 
     assert status == 200
@@ -95,16 +97,16 @@ async def test_robots_is_the_file_as_parsed(door: Any, site: Any) -> None:
     assert found["timing"] == {"crawl_delay": None, "request_rates": [], "visit_times": []}
 
 
-async def test_robots_of_a_url_with_a_path_is_refused(door: Any, site: Any) -> None:
-    service = await door()
+async def test_robots_of_a_url_with_a_path_is_refused(serve: Any, site: Any) -> None:
+    service = await serve()
     assert (await service.get("/v1/robots", params={"origin": "http://a.test/x"}))[0] == 400
 
 
 # -- leases ---------------------------------------------------------------------------------
 
 
-async def test_a_lease_is_granted_reported_and_gone(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_lease_is_granted_reported_and_gone(serve: Any, site: Any) -> None:
+    service = await serve()
     status, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
     assert status == 201
     assert set(lease) == {"id", "url", "not_before", "expires_at", "decision"}
@@ -115,17 +117,17 @@ async def test_a_lease_is_granted_reported_and_gone(door: Any, site: Any) -> Non
     assert len(service.service.leases) == 0
 
 
-async def test_a_denied_lease_is_403_and_says_why(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_denied_lease_is_403_and_says_why(serve: Any, site: Any) -> None:
+    service = await serve()
     status, problem = await service.post("/v1/leases", {"url": "http://a.test/private", "wait": 5})
 
     assert status == 403
     assert problem["decision"]["rule"]["line"] == 3
 
 
-async def test_a_deferred_lease_is_429_with_retry_after(door: Any, internet: FakeInternet) -> None:
+async def test_a_deferred_lease_is_429_with_retry_after(serve: Any, internet: FakeInternet) -> None:
     internet.site("a.test").on("/robots.txt", Page(status=503))
-    service = await door()
+    service = await serve()
     async with service.session.post(
         service.base + "/v1/leases", json={"url": "http://a.test/", "wait": 5}
     ) as response:
@@ -136,8 +138,8 @@ async def test_a_deferred_lease_is_429_with_retry_after(door: Any, internet: Fak
     assert problem["decision"]["verdict"] == "defer"
 
 
-async def test_a_reported_429_blocks_the_host(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_reported_429_blocks_the_host(serve: Any, site: Any) -> None:
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
     report = f"/v1/leases/{lease['id']}/report"
     await service.post(report, {"status": 429, "retry_after": "120"})
@@ -151,8 +153,8 @@ async def test_a_reported_429_blocks_the_host(door: Any, site: Any) -> None:
     assert host["state"] == "blocked"
 
 
-async def test_a_client_that_hangs_up_gives_its_place_back(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_client_that_hangs_up_gives_its_place_back(serve: Any, site: Any) -> None:
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
     with pytest.raises(TimeoutError):
         await service.post(
@@ -169,8 +171,8 @@ async def test_a_client_that_hangs_up_gives_its_place_back(door: Any, site: Any)
     assert status == 201  # not granted to the client that left
 
 
-async def test_a_lease_given_back_frees_the_turn(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_lease_given_back_frees_its_slot(serve: Any, site: Any) -> None:
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
     async with service.session.delete(f"{service.base}/v1/leases/{lease['id']}") as response:
         assert response.status == 204
@@ -180,11 +182,11 @@ async def test_a_lease_given_back_frees_the_turn(door: Any, site: Any) -> None:
 
 @pytest.mark.parametrize("met", [False, True], ids=["new host", "met host"])
 async def test_nothing_is_granted_under_an_id_that_was_given_back(
-    door: Any, site: Any, met: bool
+    serve: Any, site: Any, met: bool
 ) -> None:
-    service = await door()
+    service = await serve()
     wanted = {"url": "http://a.test/page", "wait": 5}
-    if met:  # the turn is granted inline, without a task
+    if met:  # the lease is granted inline, without a task
         _, lease = await service.post("/v1/leases", wanted)
         await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
     name = "a_name-of-its-client"
@@ -196,8 +198,8 @@ async def test_nothing_is_granted_under_an_id_that_was_given_back(
     assert (await service.post("/v1/leases", wanted))[0] == 201
 
 
-async def test_a_lease_is_renewed(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_lease_is_renewed(serve: Any, site: Any) -> None:
+    service = await serve()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5, "ttl": 10})
     status, renewed = await service.post(f"/v1/leases/{lease['id']}/renew", {"ttl": 600})
 
@@ -218,8 +220,8 @@ async def test_a_lease_is_renewed(door: Any, site: Any) -> None:
         {"url": "http://a.test/", "prority": 1},
     ],
 )
-async def test_a_bad_request_for_a_lease_is_400(door: Any, body: dict[str, object]) -> None:
-    service = await door()
+async def test_a_bad_request_for_a_lease_is_400(serve: Any, body: dict[str, object]) -> None:
+    service = await serve()
     assert (await service.post("/v1/leases", body))[0] == 400
 
 
@@ -227,9 +229,9 @@ async def test_a_bad_request_for_a_lease_is_400(door: Any, body: dict[str, objec
 
 
 async def test_fetch_streams_the_page_with_the_decision_in_its_headers(
-    door: Any, site: Any
+    serve: Any, site: Any
 ) -> None:
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/page"}
     ) as response:
@@ -241,8 +243,8 @@ async def test_fetch_streams_the_page_with_the_decision_in_its_headers(
     assert response.headers["Content-Location"] == "http://a.test/page"
 
 
-async def test_t12_a_fetched_page_can_do_nothing_in_a_browser(door: Any, site: Any) -> None:
-    service = await door()
+async def test_t12_a_fetched_page_is_sandboxed_in_a_browser(serve: Any, site: Any) -> None:
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/page"}
     ) as response:
@@ -254,9 +256,9 @@ async def test_t12_a_fetched_page_can_do_nothing_in_a_browser(door: Any, site: A
     assert headers["Referrer-Policy"] == "no-referrer"
 
 
-async def test_fetch_passes_conditions_and_status_on(door: Any, site: Any) -> None:
+async def test_fetch_passes_conditions_and_status_on(serve: Any, site: Any) -> None:
     site.on("/old", Page(status=304, headers={"ETag": '"v1"'}))
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch",
         params={"url": "http://a.test/old"},
@@ -270,9 +272,9 @@ async def test_fetch_passes_conditions_and_status_on(door: Any, site: Any) -> No
     assert "Cookie" not in asked.headers
 
 
-async def test_fetch_passes_an_encoded_body_as_it_is(door: Any, site: Any) -> None:
+async def test_fetch_passes_an_encoded_body_as_it_is(serve: Any, site: Any) -> None:
     site.on("/zipped", Encoded("the page", "gzip"))
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch",
         params={"url": "http://a.test/zipped"},
@@ -284,32 +286,32 @@ async def test_fetch_passes_an_encoded_body_as_it_is(door: Any, site: Any) -> No
     assert body[:2] == b"\x1f\x8b"
 
 
-async def test_fetch_of_a_denied_page_asks_the_site_nothing(door: Any, site: Any) -> None:
-    service = await door()
+async def test_fetch_of_a_denied_page_asks_the_site_nothing(serve: Any, site: Any) -> None:
+    service = await serve()
     status, _ = await service.get("/v1/fetch", params={"url": "http://a.test/private"})
 
     assert status == 403
     assert site.paths == ["/robots.txt"]
 
 
-async def test_t1_fetch_follows_no_redirect_to_a_private_address(door: Any, site: Any) -> None:
+async def test_t1_fetch_follows_no_redirect_to_a_private_address(serve: Any, site: Any) -> None:
     site.on("/go", redirect("http://10.0.0.1/secret"))
-    service = await door()
+    service = await serve()
     status, problem = await service.get("/v1/fetch", params={"url": "http://a.test/go"})
 
     assert status == 403
     assert "private" not in problem["detail"]  # T2
 
 
-async def test_fetch_is_bounded_in_size(door: Any, site: Any) -> None:
+async def test_fetch_is_bounded_in_size(serve: Any, site: Any) -> None:
     site.page("/big", "x" * 5000)
-    service = await door(fetch_max_body=4999)
+    service = await serve(fetch_max_body=4999)
     assert (await service.get("/v1/fetch", params={"url": "http://a.test/big"}))[0] == 502
 
 
-async def test_fetch_of_a_page_that_breaks_off_breaks_off(door: Any, site: Any) -> None:
+async def test_fetch_of_a_page_that_breaks_off_breaks_off(serve: Any, site: Any) -> None:
     site.on("/cut", Truncated("x" * 5000, 1000))
-    service = await door()
+    service = await serve()
     with pytest.raises(aiohttp.ClientError):
         async with service.session.get(
             service.base + "/v1/fetch", params={"url": "http://a.test/cut"}
@@ -320,10 +322,10 @@ async def test_fetch_of_a_page_that_breaks_off_breaks_off(door: Any, site: Any) 
 # -- hosts ----------------------------------------------------------------------------------
 
 
-async def test_hosts_are_listed_filtered_and_paged(door: Any, internet: FakeInternet) -> None:
+async def test_hosts_are_listed_filtered_and_paged(serve: Any, internet: FakeInternet) -> None:
     for name in ("a.test", "b.test", "c.test"):
         internet.site(name).robots("")
-    service = await door()
+    service = await serve()
     urls = [f"http://{name}.test/" for name in "abc"]
     await service.post("/v1/check", {"urls": urls})
 
@@ -334,8 +336,8 @@ async def test_hosts_are_listed_filtered_and_paged(door: Any, internet: FakeInte
     assert [one["host"] for one in found["hosts"]] == ["b.test"]
 
 
-async def test_a_paused_host_grants_nothing_until_resumed(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_paused_host_grants_nothing_until_resumed(serve: Any, site: Any) -> None:
+    service = await serve()
     assert (await service.post("/v1/hosts/A.TEST/pause", {}))[1]["state"] == "paused"
     _, page = await service.get("/v1/hosts", params={"state": "paused"})
     assert page["total"] == 1
@@ -345,8 +347,8 @@ async def test_a_paused_host_grants_nothing_until_resumed(door: Any, site: Any) 
     assert (await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5}))[0] == 201
 
 
-async def test_a_blocked_host_waits_for_its_moment(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_blocked_host_waits_for_its_moment(serve: Any, site: Any) -> None:
+    service = await serve()
     status, host = await service.post("/v1/hosts/a.test/block", {"seconds": 60, "reason": "x"})
 
     assert (status, host["state"]) == (200, "blocked")
@@ -355,24 +357,24 @@ async def test_a_blocked_host_waits_for_its_moment(door: Any, site: Any) -> None
 
 
 async def test_a_refresh_that_cannot_begin_says_so(
-    door: Any, site: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "_MAX_BACKGROUND", 0)
-    service = await door()
+    service = await serve()
     status, problem = await service.post("/v1/hosts/a.test/refresh", {})
     assert (status, problem["title"]) == (503, "Service Unavailable")
 
 
-async def test_refresh_asks_again(door: Any, site: Any) -> None:
-    service = await door()
+async def test_refresh_fetches_the_file_again(serve: Any, site: Any) -> None:
+    service = await serve()
     await service.get("/v1/check", params={"url": "http://a.test/"})
     await service.post("/v1/hosts/a.test/refresh", {})
 
     assert site.paths.count("/robots.txt") == 2
 
 
-async def test_t4_control_wants_a_json_body(door: Any, site: Any) -> None:
-    service = await door()
+async def test_t4_control_wants_a_json_body(serve: Any, site: Any) -> None:
+    service = await serve()
     async with service.session.post(
         service.base + "/v1/hosts/a.test/pause", data="{}", headers={"Content-Type": "text/plain"}
     ) as response:
@@ -382,16 +384,16 @@ async def test_t4_control_wants_a_json_body(door: Any, site: Any) -> None:
 # -- the service itself ---------------------------------------------------------------------
 
 
-async def test_the_index_lists_what_can_be_asked(door: Any) -> None:
-    service = await door()
+async def test_the_index_lists_what_can_be_asked(serve: Any) -> None:
+    service = await serve()
     status, index = await service.get("/")
     assert status == 200
     assert {"GET", "/v1/check"} <= set(index["links"][0].values())
     assert not [link for link in index["links"] if link["path"].startswith("/ui")]
 
 
-async def test_a_browser_finds_pages_whose_links_can_be_followed(door: Any) -> None:
-    service = await door()
+async def test_the_links_of_every_page_can_be_followed(serve: Any) -> None:
+    service = await serve()
     async with service.session.get(service.base + "/", headers={"Accept": "text/html"}) as page:
         assert page.content_type == "text/html"
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
@@ -403,8 +405,8 @@ async def test_a_browser_finds_pages_whose_links_can_be_followed(door: Any) -> N
             assert answer.status == 200, link
 
 
-async def test_t10_metrics_carry_no_host_and_no_url(door: Any, site: Any) -> None:
-    service = await door()
+async def test_t10_metrics_carry_no_host_and_no_url(serve: Any, site: Any) -> None:
+    service = await serve()
     await service.get("/v1/check", params={"url": "http://a.test/private"})
     await service.get("/a.test/nothing")
     async with service.session.get(service.base + "/metrics") as response:
@@ -415,8 +417,8 @@ async def test_t10_metrics_carry_no_host_and_no_url(door: Any, site: Any) -> Non
     assert "a.test" not in text
 
 
-async def test_metrics_say_what_holds_hosts_up(door: Any, site: Any) -> None:
-    service = await door()
+async def test_metrics_say_what_holds_hosts_up(serve: Any, site: Any) -> None:
+    service = await serve()
     gate = service.service.gate
     for name in ("a.test", "b.test", "c.test"):
         await gate.block(name, 0)  # so that the host is known
@@ -434,8 +436,8 @@ async def test_metrics_say_what_holds_hosts_up(door: Any, site: Any) -> None:
     "data",
     [b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n"],
 )
-async def test_what_is_no_http_gets_a_problem_document(door: Any, data: bytes) -> None:
-    service = await door()
+async def test_a_request_that_is_no_http_gets_a_problem_document(serve: Any, data: bytes) -> None:
+    service = await serve()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)

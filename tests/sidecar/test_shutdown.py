@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from tests.internet import Drip, FakeInternet
+from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 INTERVAL = 0.25
@@ -96,7 +97,7 @@ def pages(internet: FakeInternet) -> int:
     return sum(one.path == "/page" for one in internet.requests)
 
 
-async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
+async def test_t16_sigterm_under_load_loses_no_lease_and_violates_no_interval(
     start: Any, internet: FakeInternet, hosts: list[str]
 ) -> None:
     more = asyncio.Semaphore(0)
@@ -136,7 +137,7 @@ async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
     assert min(closest(internet, url) for url in busy) > LEAST
 
 
-async def test_t16_kill_9_under_load_loses_no_lease_and_breaks_no_interval(
+async def test_t16_kill_9_under_load_loses_no_lease_and_violates_no_interval(
     start: Any, internet: FakeInternet, hosts: list[str]
 ) -> None:
     crawl = Crawl(await start(env=PACED))
@@ -170,7 +171,7 @@ async def test_t16_kill_9_under_load_loses_no_lease_and_breaks_no_interval(
 
 
 @pytest.mark.parametrize("env", [NO_DEFAULT, {}], ids=["no interval", "the default"])
-async def test_a_lease_that_is_out_keeps_its_host_busy_over_kill_9(
+async def test_an_open_lease_keeps_its_host_busy_across_kill_9(
     start: Any, hosts: list[str], env: dict[str, str]
 ) -> None:
     crawl = Crawl(await start(env=env))
@@ -193,16 +194,15 @@ async def test_a_lease_that_is_out_keeps_its_host_busy_over_kill_9(
     assert (await call(second, "POST", f"/v1/leases/{lease_id}/renew", {}))[0] == 404
 
 
-async def test_t16_a_stream_is_given_its_time_to_end(door: Any, internet: FakeInternet) -> None:
+async def test_t16_a_stream_is_given_its_time_to_end(serve: Any, internet: FakeInternet) -> None:
     more = asyncio.Semaphore(1)
     internet.site("a.test").robots(ROBOTS).on("/long", Drip("ab", every=more))
-    service = await door(drain_grace=0.0)
+    service = await serve(drain_grace=0.0)
     params = {"url": "http://a.test/long"}
     async with service.session.get(service.base + "/v1/fetch", params=params) as stream:
         assert await stream.content.readexactly(1) == b"a"
         draining = asyncio.create_task(service.service.drain([]))
-        while service.service.phase != "draining":
-            await asyncio.sleep(0)
+        await until(lambda: service.service.phase == "draining")
         status, problem = await service.get("/v1/fetch", params=params)
         assert (status, problem["type"]) == (503, "urn:gatekeeper:problem:draining")
         assert not draining.done()
@@ -211,11 +211,11 @@ async def test_t16_a_stream_is_given_its_time_to_end(door: Any, internet: FakeIn
     await draining
 
 
-async def test_fetch_of_a_blocked_host_is_told_when_to_come_again(
-    door: Any, internet: FakeInternet
+async def test_fetch_of_a_blocked_host_has_a_retry_after(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots(ROBOTS).page("/page", "the page")
-    service = await door()
+    service = await serve()
     await service.service.gate.check("http://a.test/")
     await service.post("/v1/hosts/a.test/block", {"seconds": 90, "reason": "they asked"})
     url = service.base + "/v1/fetch"
@@ -229,17 +229,16 @@ async def test_fetch_of_a_blocked_host_is_told_when_to_come_again(
     assert (await service.get("/v1/fetch", params=refused))[0] == 403
 
 
-async def test_t8_fetches_that_wait_count_among_those_who_wait(
-    door: Any, internet: FakeInternet
+async def test_t8_waiting_fetches_count_as_waiting_clients(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots(ROBOTS).page("/page", "the page")
-    service = await door(max_waiting=1)
+    service = await serve(max_waiting=1)
     url = "http://a.test/page"
     status, lease = await service.post("/v1/leases", {"url": url, "wait": 30})
     assert status == 201
     waiting = asyncio.create_task(service.get("/v1/fetch", params={"url": url}))
-    while not len(service.service.leases.waiters):
-        await asyncio.sleep(0)
+    await until(lambda: len(service.service.leases.waiters))
     status, problem = await service.get("/v1/fetch", params={"url": url})
     assert (status, problem["type"]) == (503, "urn:gatekeeper:problem:full")
     waiting.cancel()
@@ -248,5 +247,4 @@ async def test_t8_fetches_that_wait_count_among_those_who_wait(
 
 
 async def _until(happened: Any) -> None:
-    while not happened():
-        await asyncio.sleep(0)
+    await until(happened)

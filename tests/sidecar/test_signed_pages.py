@@ -12,14 +12,14 @@ from tests.test_signing import as_sent, verify
 
 
 async def test_v1_fetch_signs_robots_txt_every_hop_and_the_page(
-    door: Any, internet: FakeInternet, tmp_path: Path
+    serve: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     public = new_key(tmp_path / "bot.pem").public
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").redirect(
         "/go", "http://b.test/page"
     )
     internet.site("b.test").robots("User-agent: *\nDisallow: /no\n").page("/page", "the page")
-    service = await door(
+    service = await serve(
         identity={"key": str(tmp_path / "bot.pem"), "directory": "https://bot.example"}
     )
     async with service.session.get(
@@ -41,7 +41,7 @@ async def test_v1_fetch_signs_robots_txt_every_hop_and_the_page(
 
 
 async def test_v1_fetch_passes_on_what_a_site_answers_to_machines(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("").on(
         "/paid",
@@ -59,7 +59,7 @@ async def test_v1_fetch_passes_on_what_a_site_answers_to_machines(
             ],
         ),
     )
-    service = await door()
+    service = await serve()
     async with service.session.get(
         service.base + "/v1/fetch", params={"url": "http://a.test/paid"}
     ) as response:

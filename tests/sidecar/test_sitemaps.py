@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from tests.internet import FakeInternet, Hold, Page
+from tests.waiting_support import until
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ async def lines(service: Any, query: str) -> tuple[int, list[dict[str, Any]]]:
         return response.status, [json.loads(line) async for line in response.content]
 
 
-async def test_entries_and_findings_are_lines(door: Any, site: Any) -> None:
-    status, found = await lines(await door(), "origin=http://a.test/page")
+async def test_entries_and_findings_are_lines(serve: Any, site: Any) -> None:
+    status, found = await lines(await serve(), "origin=http://a.test/page")
     assert status == 200
     assert [one for one in found if "url" in one] == [
         {"url": "http://a.test/1", "lastmod": None, "source": "http://a.test/s"},
@@ -40,10 +41,10 @@ async def test_entries_and_findings_are_lines(door: Any, site: Any) -> None:
     assert finding["source"] == "http://a.test/private/t"
 
 
-async def test_lines_come_while_the_next_file_is_waited_for(door: Any, site: Any) -> None:
+async def test_lines_come_while_the_next_file_is_waited_for(serve: Any, site: Any) -> None:
     hold = Hold(Page("http://a.test/3"))
     site.on("/u", hold)
-    service = await door()
+    service = await serve()
     async with service.session.get(f"{service.base}/v1/sitemaps?origin=http://a.test") as response:
         assert b"/1" in await response.content.readline()
         assert b"/2" in await response.content.readline()
@@ -66,16 +67,16 @@ async def test_lines_come_while_the_next_file_is_waited_for(door: Any, site: Any
     ],
 )
 async def test_an_error_before_the_first_line_has_its_status(
-    door: Any, site: Any, internet: FakeInternet, query: str, status: int
+    serve: Any, site: Any, internet: FakeInternet, query: str, status: int
 ) -> None:
     internet.site("down.test").robots(Page("", status=503))
-    assert (await lines(await door(), query))[0] == status
+    assert (await lines(await serve(), query))[0] == status
 
 
-async def test_a_draining_service_breaks_the_list_off(door: Any, site: Any) -> None:
+async def test_a_draining_service_cuts_a_sitemap_response_off(serve: Any, site: Any) -> None:
     hold = Hold(Page("http://a.test/3"))
     site.on("/u", hold)
-    service = await door()
+    service = await serve()
     async with service.session.get(f"{service.base}/v1/sitemaps?origin=http://a.test") as response:
         await response.content.readline()
         await hold.waiting.acquire()
@@ -87,30 +88,29 @@ async def test_a_draining_service_breaks_the_list_off(door: Any, site: Any) -> N
     await service.service.streams.drained()
 
 
-async def test_lists_count_as_streams(door: Any, site: Any) -> None:
+async def test_sitemap_requests_count_as_streams(serve: Any, site: Any) -> None:
     hold = Hold(Page("http://a.test/1"))
     site.on("/s", hold)
-    service = await door(max_streams=3)
+    service = await serve(max_streams=3)
     waiting = [asyncio.create_task(lines(service, "origin=http://a.test")) for _ in range(2)]
-    while service.service.operators.streams.total() < 2:
-        await asyncio.sleep(0)
+    await until(lambda: service.service.operators.streams.total() >= 2)
     assert (await lines(service, "origin=http://a.test"))[0] == 429
     hold.release()
     assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
 
 
-async def test_a_client_that_goes_ends_the_reading(door: Any, site: Any) -> None:
+async def test_a_client_that_goes_ends_the_reading(serve: Any, site: Any) -> None:
     hold = Hold(Page("http://a.test/3"))
     site.on("/u", hold)
-    service = await door()
+    service = await serve()
     async with service.session.get(f"{service.base}/v1/sitemaps?origin=http://a.test") as response:
         await response.content.readline()
         await hold.waiting.acquire()
     await service.service.streams.drained()
 
 
-async def test_decisions_about_the_files_are_shown(door: Any, site: Any) -> None:
-    service = await door()
+async def test_decisions_about_sitemap_files_are_in_the_feed(serve: Any, site: Any) -> None:
+    service = await serve()
     await lines(service, "origin=http://a.test")
     shown = [
         (str(one.decision.verdict), one.decision.url)
@@ -123,8 +123,8 @@ async def test_decisions_about_the_files_are_shown(door: Any, site: Any) -> None
     ]
 
 
-async def test_nobody_waits_for_the_end_of_a_block(door: Any, site: Any) -> None:
-    service = await door()
+async def test_a_sitemap_of_a_blocked_host_is_a_finding_at_once(serve: Any, site: Any) -> None:
+    service = await serve()
     await service.service.gate.check("http://a.test/")
     await service.service.gate.block("a.test", time.time() + 3600)
     status, found = await lines(service, "origin=http://a.test")
@@ -138,11 +138,10 @@ async def test_nobody_waits_for_the_end_of_a_block(door: Any, site: Any) -> None
     assert found[0]["finding"]["retry_at"] is not None
 
 
-async def test_a_list_waits_among_the_requests_of_its_client(door: Any, site: Any) -> None:
-    service = await door(pacing={"default_interval": 1000.0})
+async def test_a_sitemap_request_waits_as_a_request_of_its_client(serve: Any, site: Any) -> None:
+    service = await serve(pacing={"default_interval": 1000.0})
     waiting = asyncio.create_task(lines(service, "origin=http://a.test"))
-    while not service.service.leases.waiters:
-        await asyncio.sleep(0)
+    await until(lambda: service.service.leases.waiters)
     assert [one.client for one in service.service.leases.waiters] == ["127.0.0.1"]
     service.service.leases.drain()
     assert (await waiting)[0] == 503

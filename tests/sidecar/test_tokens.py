@@ -106,7 +106,7 @@ def test_a_file_that_others_may_write_to_is_refused(write: Callable[..., str], m
 @pytest.mark.parametrize(
     ("mode", "warned"), [(0o600, 0), (0o400, 0), (0o700, 0), (0o640, 1), (0o604, 1), (0o444, 1)]
 )
-def test_one_that_others_may_read_is_warned_of(
+def test_a_token_file_that_others_may_read_is_warned_of(
     write: Callable[..., str], caplog: pytest.LogCaptureFixture, mode: int, warned: int
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -123,12 +123,12 @@ def test_a_link_to_a_secret_is_judged_by_the_secret(write: Callable[..., str]) -
         read_tokens(str(link))
 
 
-async def test_reading_it_at_the_start_and_at_a_reload_warns(
-    door: Any, write: Callable[..., str], caplog: pytest.LogCaptureFixture
+async def test_a_reload_warns_of_a_token_file_that_others_may_read(
+    serve: Any, write: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     from tests.sidecar.test_reload import reread
 
-    service = (await door(token_file=write(ONE, mode=0o644))).service
+    service = (await serve(token_file=write(ONE, mode=0o644))).service
     with caplog.at_level(logging.WARNING):
         await reread(service)
     assert caplog.text.count("others may read it") == 1
@@ -139,7 +139,7 @@ async def test_reading_it_at_the_start_and_at_a_reload_warns(
 SHOWN = [route for route in ROUTES if not route.probe]
 
 
-def test_every_route_that_is_no_probe_needs_a_role() -> None:
+def test_every_route_except_probes_needs_a_role() -> None:
     assert all(route.needs for route in SHOWN)
     assert {(route.method, route.path) for route in SHOWN if Role.CHECK not in route.needs} == {
         ("POST", "/v1/leases"),
@@ -174,10 +174,10 @@ def with_tokens(sidecar: Any) -> Any:
 
 @pytest.mark.parametrize("who", [*Role, None])
 async def test_a_token_opens_the_routes_of_its_role_and_no_other(
-    door: Any, internet: FakeInternet, who: Role | None
+    serve: Any, internet: FakeInternet, who: Role | None
 ) -> None:
     internet.site("a.test").robots("").page("/", "x")
-    sidecar = with_tokens(await door())
+    sidecar = with_tokens(await serve())
     roles = ANY_ROLE if who is None else INCLUDED[who]
     bearer = {"Authorization": f"Bearer {BARE if who is None else BY_ROLE[who]}"}
     for route in SHOWN:
@@ -199,11 +199,11 @@ async def test_a_token_opens_the_routes_of_its_role_and_no_other(
                 assert json.loads(document)["detail"].startswith(f"the token of {who} is for ")
 
 
-async def test_a_check_token_takes_no_lease_on_the_short_road_either(
-    door: Any, internet: FakeInternet
+async def test_a_check_token_takes_no_lease_on_the_inline_path(
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
-    sidecar, body = with_tokens(await door()), {"url": "http://a.test/", "wait": 5}
+    sidecar, body = with_tokens(await serve()), {"url": "http://a.test/", "wait": 5}
     for role, status in ((Role.CRAWL, 201), (Role.CRAWL, 201), (Role.CHECK, 403), (None, 201)):
         token = BARE if role is None else BY_ROLE[role]
         bearer = {"Authorization": f"Bearer {token}"}
@@ -213,8 +213,8 @@ async def test_a_check_token_takes_no_lease_on_the_short_road_either(
             await sidecar.post(f"/v1/leases/{lease['id']}/report", {}, headers=bearer)
 
 
-async def test_the_contract_says_which_role_each_operation_needs(door: Any) -> None:
-    sidecar = with_tokens(await door())
+async def test_the_contract_says_which_role_each_operation_needs(serve: Any) -> None:
+    sidecar = with_tokens(await serve())
     bearer = {"Authorization": f"Bearer {BARE}"}
     _, contract = await sidecar.get("/openapi.json", headers=bearer)
     for route in SHOWN:
@@ -224,8 +224,8 @@ async def test_the_contract_says_which_role_each_operation_needs(door: Any) -> N
     assert all(f"`{role}`" in scheme["description"] for role in Role)
 
 
-async def test_the_contract_names_no_token_where_none_is_asked_for(door: Any) -> None:
-    _, contract = await (await door()).get("/openapi.json")
+async def test_the_contract_names_no_token_where_none_is_asked_for(serve: Any) -> None:
+    _, contract = await (await serve()).get("/openapi.json")
     assert "securitySchemes" not in contract["components"]
     operations = [one for path in contract["paths"].values() for one in path.values()]
     assert not [one["operationId"] for one in operations if "security" in one]
@@ -233,10 +233,10 @@ async def test_the_contract_names_no_token_where_none_is_asked_for(door: Any) ->
 
 @pytest.mark.parametrize("form", ["json", "text"])
 async def test_the_decision_log_names_the_client(
-    door: Any, internet: FakeInternet, form: str
+    serve: Any, internet: FakeInternet, form: str
 ) -> None:
     internet.site("a.test").robots("")
-    sidecar = with_tokens(await door())
+    sidecar = with_tokens(await serve())
     stream = io.StringIO()
     server = ServerConfig(log_decisions="all", log_format=form)  # type: ignore[arg-type]
     log = sidecar.service.log = DecisionLog(server, sidecar.service.clock, stream=stream)

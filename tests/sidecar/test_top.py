@@ -66,7 +66,7 @@ def text_of(told: dict[str, Any]) -> str:
     return capture.get()
 
 
-def test_it_shows_numbers_and_hosts_and_no_text_steers_the_terminal() -> None:
+def test_top_shows_numbers_and_hosts_with_control_characters_escaped() -> None:
     text = text_of(TOLD)
     assert "1.2 allow, - deny" in text
     assert "waiting  2 (oldest 61 s)" in text
@@ -74,7 +74,7 @@ def test_it_shows_numbers_and_hosts_and_no_text_steers_the_terminal() -> None:
     assert "\x1b[31m2 s" not in text
 
 
-def test_it_says_what_keeps_a_host_from_being_asked() -> None:
+def test_top_says_what_holds_a_host_up() -> None:
     (host,) = TOLD["hosts"]["hosts"]
     dead = host | {"state": "deferred", "why": "http://a.test: file: connect_failed"}
     states = TOLD["overview"]["host_states"] | {"deferred": 7}
@@ -115,7 +115,7 @@ async def top(*arguments: str, env: dict[str, str] | None = None) -> tuple[int |
     return process.returncode, out.decode()
 
 
-async def test_it_looks_at_a_running_sidecar(start: Any, tmp_path: Path) -> None:
+async def test_top_shows_a_running_sidecar(start: Any, tmp_path: Path) -> None:
     token = "t" * 32
     file = tmp_path / "tokens"
     file.write_text(token)
@@ -180,6 +180,6 @@ def test_the_token_is_sent_to_the_configured_certificate_alone(
         get_from(server, "/", token="t", certified=True)
 
 
-def test_where_nobody_answers_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_without_a_sidecar_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--once", "--socket", "/nowhere.sock"]) == 1
     assert "unix:/nowhere.sock: No such file" in capsys.readouterr().out

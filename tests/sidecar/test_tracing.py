@@ -41,10 +41,10 @@ def span(exporter: InMemorySpanExporter) -> Spans:
 
 
 @pytest.fixture
-async def traced(exporter: InMemorySpanExporter, door: Any, internet: FakeInternet) -> Any:
+async def traced(exporter: InMemorySpanExporter, serve: Any, internet: FakeInternet) -> Any:
     """A service with tracing, made after the exporter was set."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
-    return await door()
+    return await serve()
 
 
 async def test_a_decision_is_a_span_by_the_conventions_for_http(traced: Any, span: Spans) -> None:
@@ -125,7 +125,7 @@ async def test_an_answer_of_400_is_no_error_of_ours(traced: Any, span: Spans) ->
     assert one.status.status_code is StatusCode.UNSET
 
 
-async def test_probes_and_what_is_nowhere_name_no_path(
+async def test_spans_of_probes_and_unknown_routes_name_no_path(
     traced: Any, exporter: InMemorySpanExporter
 ) -> None:
     await traced.get("/healthz")
@@ -146,11 +146,11 @@ def test_where_nobody_set_a_provider_there_is_no_tracing(monkeypatch: pytest.Mon
 
 
 async def test_the_seconds_of_robots_fetches_are_a_histogram(
-    door: Any, internet: FakeInternet
+    serve: Any, internet: FakeInternet
 ) -> None:
     internet.site("a.test").robots("")
     internet.site("b.test").robots(Page("", status=503))
-    service = await door()
+    service = await serve()
     for name in ("a.test", "b.test", "a.test"):
         await service.get("/v1/check", params={"url": f"http://{name}/"})
     async with service.session.get(service.base + "/metrics") as response:

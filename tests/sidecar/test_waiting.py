@@ -1,4 +1,4 @@
-"""Requests that wait for a turn: their order between clients, their number, their end."""
+"""Requests that wait for a lease: their order between clients, their number, their end."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ async def settled() -> None:
 
 
 @pytest.fixture
-async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
+async def clients(serve: Any, internet: FakeInternet) -> AsyncIterator[Any]:
     """`await clients(max_waiting=3, ...)`; a.test is cached, and its only slot is free."""
     made = []
 
     async def begin(**settings: Any) -> Clients:
         internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
-        service = (await door(**settings)).service
+        service = (await serve(**settings)).service
         await service.gate.check(URL)
         made.append(Clients(service))
         return made[-1]
@@ -80,7 +80,7 @@ async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
         await one.finish()
 
 
-async def test_t15_clients_take_turns_at_a_host_however_much_each_of_them_asks(
+async def test_t15_clients_get_leases_of_a_host_evenly_however_much_each_asks(
     clients: Any,
 ) -> None:
     asking = await clients()
@@ -95,7 +95,7 @@ async def test_t15_clients_take_turns_at_a_host_however_much_each_of_them_asks(
     assert "".join(asking.order) == "ABCAB" + 10 * "A"
 
 
-async def test_t15_a_client_that_waits_for_one_host_delays_nobody_at_another(
+async def test_t15_a_client_that_waits_for_one_host_delays_no_client_at_another(
     clients: Any, internet: FakeInternet
 ) -> None:
     internet.site("b.test").robots("")
@@ -142,7 +142,7 @@ async def test_the_priority_orders_the_polls_of_one_client_and_not_those_of_othe
     assert asking.order == ["B", "A5", "A1", "A1", "A"]
 
 
-async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clients_next(
+async def test_a_poll_that_hangs_up_leaves_its_place_to_the_next_of_its_client(
     clients: Any,
 ) -> None:
     asking = await clients()
@@ -159,7 +159,7 @@ async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clien
     assert not asking.leases.waiters._queues
 
 
-async def test_one_that_waits_behind_its_like_has_its_answer_when_its_own_time_is_over(
+async def test_a_poll_behind_others_of_its_client_ends_at_its_own_wait(
     clients: Any,
 ) -> None:
     asking = await clients()
@@ -184,7 +184,7 @@ async def test_a_slow_origin_delays_no_other_of_its_host(
     assert asking.order == ["A"]
 
 
-async def test_t15_where_the_room_is_full_the_client_that_has_most_makes_way(
+async def test_t15_at_max_waiting_the_client_with_most_polls_is_refused(
     clients: Any,
 ) -> None:
     asking = await clients(max_waiting=4)
@@ -204,7 +204,7 @@ async def test_t15_where_the_room_is_full_the_client_that_has_most_makes_way(
     assert asking.order == ["A", "B", "A", "B"]
 
 
-async def test_t15_leases_waited_for_make_way_as_well(clients: Any) -> None:
+async def test_t15_at_max_leases_a_waiting_poll_is_refused_for_another_client(clients: Any) -> None:
     asking = await clients(max_leases=3)
     first = await asking.take()
     await asking.poll("A")
@@ -217,13 +217,13 @@ async def test_t15_leases_waited_for_make_way_as_well(clients: Any) -> None:
     assert asking.order == ["A", "B"]
 
 
-async def test_t16_whoever_waits_is_told_at_once_that_the_service_drains(clients: Any) -> None:
+async def test_t16_every_waiting_poll_is_refused_when_the_service_drains(clients: Any) -> None:
     asking = await clients()
     first = await asking.take()
     for client in "AAB":
         await asking.poll(client)
     asking.leases.drain()
-    asking.report(first)  # at the same moment, so no turn is granted
+    asking.report(first)  # at the same moment, so no lease is granted
     done = await asking.finish()
 
     assert [getattr(one, "kind", one) for one in done] == ["draining"] * 3
@@ -232,13 +232,13 @@ async def test_t16_whoever_waits_is_told_at_once_that_the_service_drains(clients
     assert asking.service.gate.stats().pacing.in_flight == 0
 
 
-async def test_t16_a_turn_that_came_just_before_the_service_drains_is_given_back(
+async def test_t16_a_lease_granted_just_before_draining_is_given_back(
     clients: Any,
 ) -> None:
     asking = await clients()
     first = await asking.take()
     await asking.poll("A")
-    asking.report(first)  # the turn is A's, but its task has not run yet
+    asking.report(first)  # the lease is A's, but its task has not run yet
     asking.leases.drain()
     [done] = await asking.finish()
 
@@ -248,11 +248,11 @@ async def test_t16_a_turn_that_came_just_before_the_service_drains_is_given_back
 
 
 async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that sends thousands of requests must block neither other clients nor the loop."""
     monkeypatch.setattr(sidecar_service, "_MAX_PER_ITERATION", 7)
-    running = await door()
+    running = await serve()
     begun: Counter[int] = Counter()
     iteration = itertools.count()
     now = next(iteration)

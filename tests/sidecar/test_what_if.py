@@ -23,11 +23,11 @@ SAME = ("verdict", "reason", "state", "rule", "user_agent", "crawl_delay", "conf
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("path", ["/private/x", "/open", "/robots.txt"])
-async def test_a_text_is_answered_for_as_if_it_had_been_fetched(
-    door: Any, internet: FakeInternet, text: str, path: str
+async def test_a_given_text_decides_as_if_it_had_been_fetched(
+    serve: Any, internet: FakeInternet, text: str, path: str
 ) -> None:
     internet.site("a.test").robots(TEXTS[text])
-    service = await door()
+    service = await serve()
     url = f"http://a.test{path}"
     agent = "testbot/2.0 (+https://a.example/bot)"
     asked = {"url": url, "user_agent": agent}
@@ -41,9 +41,7 @@ async def test_a_text_is_answered_for_as_if_it_had_been_fetched(
 
 
 @pytest.mark.parametrize("question", [{"user_agent": "///"}, {"url": "///"}])
-async def test_what_is_a_bad_question_to_the_gate_is_one_here(
-    door: Any, question: dict[str, str]
-) -> None:
-    service = await door()
+async def test_a_bad_question_is_400(serve: Any, question: dict[str, str]) -> None:
+    service = await serve()
     asked = {"url": "http://a.test/", "user_agent": "bot", "robots_txt": "", **question}
     assert (await service.post("/v1/explain", asked))[0] == 400

@@ -34,6 +34,7 @@ from gatekeeper.sidecar.workers import Workers
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
 from tests.sidecar.conftest import Sidecar, _collect
+from tests.waiting_support import until
 
 OPEN, CLOSED = "User-agent: *\nAllow: /\n", "User-agent: *\nDisallow: /\n"
 QUIET = {"GATEKEEPER_SERVER_LOG_DECISIONS": "none", "GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"}
@@ -103,7 +104,7 @@ async def metric(sidecar: Any, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-async def test_one_fetch_one_count_and_one_answer_for_all(
+async def test_workers_share_one_fetch_and_one_count(
     start: Any, internet: FakeInternet, origin: str, site: Site
 ) -> None:
     sidecar = await begin(start)
@@ -166,13 +167,11 @@ async def test_a_worker_that_is_killed_under_load_loses_no_lease_and_comes_back(
     loads = [asyncio.create_task(load()) for _ in range(4)]
     killed = pids(sidecar)[0]
     async with asyncio.timeout(30):
-        while len(leases) < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(leases) >= 4)
         os.kill(killed, signal.SIGKILL)
         assert await sidecar.said("ended by SIGKILL; it is started again in 0.5 s")
         held = len(leases)
-        while len(leases) < held + 4 or killed in pids(sidecar):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(leases) >= held + 4 and killed not in pids(sidecar))
     stopped.set()
     await asyncio.gather(*loads)
 
@@ -184,7 +183,7 @@ async def test_a_worker_that_is_killed_under_load_loses_no_lease_and_comes_back(
     assert lost <= 4  # only what the worker was answering
 
 
-async def test_bounds_and_words_of_one_process_hold_for_all(
+async def test_limits_and_rules_hold_across_all_workers(
     start: Any, origin: str, site: Site, tmp_path: Path
 ) -> None:
     file = tmp_path / "gatekeeper.toml"
@@ -198,7 +197,7 @@ async def test_bounds_and_words_of_one_process_hold_for_all(
             assert (await ask(query))[1]["verdict"] == "allow"
         wanted = {"url": f"{origin}/a", "wait": 60}  # the robots.txt fetch has just used the turn
         polls = [asyncio.create_task(ask("/v1/leases", wanted)) for ask in asks[:2]]
-        # Both wait for their turn, so a third request is refused, by worker and owner alike.
+        # Both wait for their lease, so a third request is refused, by worker and owner alike.
         async with asyncio.timeout(20):
             while [(await ask(query))[0] for ask in asks[2:]] != [429] * 4:
                 await asyncio.sleep(0.01)
@@ -215,7 +214,7 @@ async def test_bounds_and_words_of_one_process_hold_for_all(
     assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
 
 
-async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owner(
+async def test_a_unix_socket_and_tokens_work_with_workers(
     start: Any, origin: str, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
@@ -241,9 +240,7 @@ async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owne
         sidecar.tell(signal.SIGKILL)
         await sidecar.stopped()
         assert await sidecar.said("the owner process is gone")
-        async with asyncio.timeout(20):
-            while any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar)):
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar)))
 
 
 @pytest.mark.parametrize(
@@ -253,13 +250,15 @@ async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owne
         ({"client_rate": 5.0}, "server.client_rate is counted by one process"),
     ],
 )
-def test_what_does_not_go_with_workers_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_settings_that_do_not_work_with_workers_are_refused(
+    settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         check_server(Config(server=ServerConfig(workers=2, **settings)))
 
 
-async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) -> None:
-    service = (await door()).service
+async def test_a_reload_refuses_settings_that_do_not_work_with_workers(serve: Any) -> None:
+    service = (await serve()).service
     server = msgspec.structs.replace(service.config.server, workers=2)
     service.config = msgspec.structs.replace(service.config, server=server)
     later = msgspec.structs.replace(server, workers=0, client_rate=5.0)  # `workers` needs a restart
@@ -269,7 +268,9 @@ async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) 
     assert service.config.server.client_rate is None
 
 
-def test_a_flag_that_does_not_go_with_workers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_does_not_work_with_workers_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["serve", "--workers", "65"]) == 2
     assert "--workers" in capsys.readouterr().err
 
@@ -446,8 +447,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
                 assert (await ask(query))[0] == 200
         hung = next(iter(workers._workers.values())).process.pid
         os.kill(hung, signal.SIGSTOP)
-        while len(workers._accepting()) == 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(workers._accepting()) != 2)
         for _ in range(4):  # no new connection waits for the worker that hangs
             async with connection(base) as ask:
                 assert (await ask(query))[0] == 200
@@ -458,8 +458,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         for ask in held:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 assert (await ask(query))[0] == 200
-        while hung in [one.process.pid for one in workers._workers.values()]:
-            await asyncio.sleep(0.01)
+        await until(lambda: hung not in [one.process.pid for one in workers._workers.values()])
         assert not Path(f"/proc/{hung}").exists()
         assert workers.restarts >= 1
 

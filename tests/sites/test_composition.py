@@ -32,7 +32,7 @@ def codes(*bodies: str) -> list[str]:
     return [problem.code for problem in composed.problems]
 
 
-def test_a_named_agent_keeps_the_rules_for_all_of_fragments_that_do_not_name_it() -> None:
+def test_a_named_agent_keeps_the_star_rules_of_fragments_that_do_not_name_it() -> None:
     text = text_of(
         "User-agent: *\nDisallow: /shop/cart\n",
         "User-agent: ExampleBot\nDisallow: /blog/drafts\n\nUser-agent: *\nDisallow: /blog/x\n",
@@ -114,13 +114,13 @@ def test_comments_stay_with_their_lines_and_say_their_source() -> None:
     ]
 
 
-def test_the_name_of_a_fragment_makes_no_line() -> None:
+def test_the_name_of_a_fragment_adds_no_rule() -> None:
     composed = compose([Fragment("a\nDisallow: /evil\n", "User-agent: *\nDisallow: /a\n")])
     assert composed.text is not None
     assert RobotsTxt.parse(composed.text).policy("bot").allowed("/evil")
 
 
-def test_other_records_are_kept_where_they_count() -> None:
+def test_records_other_than_rules_are_kept() -> None:
     text = text_of(
         "X-Note: outside\nUser-agent: *\nCrawl-delay: 2\nNoindex: /n\nSitemap: https://a.test/1\n",
         "Sitemap: https://a.test/1\nSitemap: https://a.test/2\nHost: a.test\n"
@@ -140,7 +140,7 @@ def test_other_records_are_kept_where_they_count() -> None:
     assert [rule.field for rule in robots.extensions] == ["X-Note", "Noindex"]
 
 
-def test_what_is_not_ascii_is_written_as_it_stands() -> None:
+def test_text_that_is_not_ascii_is_written_unchanged() -> None:
     head = "# compose: owner=M\u00fcller prefix=/\u00f6\n"
     fragments = [
         Fragment("\u0444.txt", head + "User-agent: a\nDisallow: /\u00f6 # \u00e9\n"),
@@ -153,7 +153,7 @@ def test_what_is_not_ascii_is_written_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize("name", ["\u00e4", b"b\xff", b"\xff"])
-def test_an_agent_that_nobody_can_be_is_named(name: str | bytes) -> None:
+def test_a_user_agent_line_that_is_not_ascii_is_a_problem(name: str | bytes) -> None:
     line = f"User-agent: {name}" if isinstance(name, str) else b"User-agent: " + name
     (problem,) = compose([Fragment("a.txt", line)]).problems
     assert problem.code == "agents"
@@ -170,7 +170,7 @@ def test_no_text_makes_compose_raise(texts: list[str | bytes]) -> None:
     compose(Fragment(str(place), text) for place, text in enumerate(lines))
 
 
-def test_a_fragment_that_speaks_outside_its_prefix_is_named_with_a_url() -> None:
+def test_a_fragment_with_a_rule_outside_its_prefix_is_named_with_a_url() -> None:
     composed = made("# compose: owner=shop prefix=/shop/\nUser-agent: *\nDisallow: /shop\n")
     (problem,) = composed.problems
     assert (problem.code, problem.url, problem.places[0].line) == ("outside", "/shop", 3)
@@ -181,7 +181,7 @@ def test_a_fragment_that_speaks_outside_its_prefix_is_named_with_a_url() -> None
     "line",
     ["Disallow: /*.pdf$", "Allow: /", "Disallow: *", "Content-Usage: /blog/ train-ai=n"],
 )
-def test_whatever_matches_outside_the_prefix_is_refused(line: str) -> None:
+def test_a_rule_that_matches_outside_its_prefix_is_refused(line: str) -> None:
     assert codes(f"# compose: prefix=/shop/\nUser-agent: *\nDisallow: /shop/a\n{line}\n") == [
         "outside"
     ]
@@ -194,7 +194,7 @@ def test_whatever_matches_outside_the_prefix_is_refused(line: str) -> None:
         *("Content-Usage: /shop/x train-ai=n", "Crawl-delay: 3", "Disallow: /shop/?a"),
     ],
 )
-def test_whatever_stays_within_the_prefix_is_welcome(line: str) -> None:
+def test_a_rule_that_stays_within_its_prefix_is_accepted(line: str) -> None:
     text_of(f"# compose: prefix=/shop/\nUser-agent: *\nDisallow: /shop/a\n{line}\n")
 
 
@@ -236,7 +236,7 @@ def test_rules_that_never_decide_are_no_conflict() -> None:
         ("User-agent: x\nRobot-version: 2.0\nDisallow: /", "version"),
     ],
 )
-def test_what_can_not_be_composed_is_refused(header: str, wanted: str) -> None:
+def test_input_that_can_not_be_composed_is_refused(header: str, wanted: str) -> None:
     assert wanted in codes(header + "\nUser-agent: *\nDisallow: /shop/a\n")
 
 
@@ -257,7 +257,7 @@ def test_a_name_that_another_agent_reads_as_its_own_is_refused() -> None:
     text_of("User-agent: MJ12bot\nDisallow: /a\n", "User-agent: *\nDisallow: /b\n")
 
 
-def test_problems_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_problems_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "MAX_PROBLEMS", 5)
     rules = "\n".join(f"Disallow: /{i}" for i in range(50))
     found = codes(f"# compose: prefix=/x/\nUser-agent: *\n{rules}\n")
@@ -272,7 +272,7 @@ def test_octets_that_are_no_utf8_keep_their_meaning() -> None:
     assert not policy.allowed("/%C3%A4")
 
 
-def test_what_can_not_be_found_out_in_time_is_refused_and_ends(
+def test_a_conflict_search_that_exceeds_its_bound_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(witness, "MAX_STEPS", 500)
@@ -316,7 +316,7 @@ def test_a_fragment_that_meets_hundreds_of_patterns_is_compared_in_a_moment() ->
         ("Disallow: /*.html$", "Allow: /a/*.gif$", None),
     ],
 )
-def test_what_two_patterns_share_is_seen_without_a_search(
+def test_a_url_shared_by_two_simple_patterns_is_found_without_a_search(
     one: str, other: str, url: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(witness, "_MAX_SEARCH", 0)
@@ -337,7 +337,7 @@ def test_a_line_that_covers_another_only_after_their_beginning_hides_no_conflict
     assert [problem.url for problem in made(GROUP + one, GROUP + other).problems] == [url]
 
 
-def test_what_needs_no_search_is_found_before_anything_is_searched_for(
+def test_conflicts_that_need_no_search_are_found_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hard = "Disallow: /*a*b\nAllow: /*ab***\nAllow: /*axb***\nAllow: /*b***a\n"
@@ -395,7 +395,7 @@ def test_inside_each_prefix_the_verdicts_are_those_of_its_fragment(
 
 @settings(deadline=None)
 @given(st.tuples(fragments("/x/"), fragments("/")))
-def test_without_conflicts_whoever_has_a_rule_for_a_url_has_their_way(
+def test_without_conflicts_each_fragment_decides_the_urls_of_its_rules(
     bodies: tuple[str, str],
 ) -> None:
     composed = made(bodies[0], bodies[1].replace("# compose: prefix=/\n", ""))
@@ -444,13 +444,13 @@ def test_the_same_verdicts_are_no_change_however_they_are_written() -> None:
     assert changes(old, "# Hello\nUser-agent: *\nDisallow: /a\n") == []
 
 
-def test_each_pair_of_lines_shows_one_url() -> None:
+def test_each_changed_pair_of_lines_has_one_example_url() -> None:
     old = "User-agent: *\nDisallow: /a\nAllow: /a/b\n"
     new = "User-agent: *\nAllow: /a\nDisallow: /c\n"
     assert changes(old, new) == [("*", "/a", 2, 2), ("*", "/c", 0, 3)]
 
 
-def test_agents_that_read_the_same_lines_are_told_together() -> None:
+def test_agents_that_read_the_same_lines_are_reported_together() -> None:
     old = "User-agent: a\nUser-agent: b\nDisallow: /\n\nUser-agent: c\nDisallow: /x\n"
     new = "User-agent: a\nUser-agent: b\nDisallow:\n\nUser-agent: c\nDisallow: /x\n"
     assert changes(old, new) == [("a", "b", "/", 3, 0)]
@@ -471,7 +471,7 @@ def test_given_urls_are_judged_and_kept_as_they_are_written() -> None:
         diff(RobotsTxt.parse(""), RobotsTxt.parse(""), urls=["ftp://example.org/"])
 
 
-def test_another_dialect_is_compared_but_not_called_complete() -> None:
+def test_a_comparison_in_another_dialect_is_not_called_complete() -> None:
     old = RobotsTxt.parse("User-agent: *\nRobot-version: 2.0\nDisallow: /a*\n")
     new = RobotsTxt.parse("User-agent: *\nDisallow: /b\n")
     found = diff(old, new)
@@ -490,7 +490,7 @@ def test_a_rule_that_is_repeated_is_searched_for_once() -> None:
     ]  # fmt: skip
 
 
-def test_changes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_changes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "MAX_CHANGES", 3)
     new = "User-agent: *\n" + "\n".join(f"Disallow: /{i}" for i in range(9))
     found = diff(RobotsTxt.parse(""), RobotsTxt.parse(new))
@@ -503,7 +503,7 @@ _ANY = fragments("/") | fragments("/x")
 
 @settings(deadline=None)
 @given(_ANY, _ANY)
-def test_whatever_url_changes_its_pair_of_lines_is_told(old: str, new: str) -> None:
+def test_every_changed_verdict_is_reported_by_its_pair_of_lines(old: str, new: str) -> None:
     found = diff(RobotsTxt.parse(old), RobotsTxt.parse(new))
     assume(found.complete)
     told = {

@@ -45,7 +45,7 @@ def spans(text: str | bytes) -> dict[str, str | None]:
         ("Allow:\x01/x", "control", "\x01"),
     ],
 )
-def test_a_finding_points_at_what_it_is_about(line: str, code: str, pointed: str) -> None:
+def test_a_finding_has_the_columns_of_its_text(line: str, code: str, pointed: str) -> None:
     assert spans(f"{GROUP}{line}\nDisallow: /z\n")[code] == pointed
 
 
@@ -54,7 +54,7 @@ def test_columns_count_characters() -> None:
     assert (finding.line, finding.column, finding.end_column) == (3, 13, 14)
 
 
-def test_what_is_about_the_whole_file_has_no_column() -> None:
+def test_a_finding_about_the_whole_file_has_no_column() -> None:
     assert spans("") == {"empty": None}
     assert spans("User-agent: *\n\nDisallow: /x\n")["blank-inside-group"] == ""
 
@@ -85,7 +85,7 @@ def test_what_is_about_the_whole_file_has_no_column() -> None:
         ("\ufeff\ufeff" + GROUP + "Disallow: /\n", GROUP + "Disallow: /\n"),
     ],
 )  # fmt: skip
-def test_what_is_certain_is_mended(before: str, after: str) -> None:
+def test_certain_faults_are_fixed(before: str, after: str) -> None:
     assert repaired(before.encode()).body.decode() == after
 
 
@@ -115,7 +115,7 @@ def test_what_is_certain_is_mended(before: str, after: str) -> None:
         GROUP + "\nRobot-version: 2.0\nDisallow: *\nAllow: /b\n",
     ],
 )
-def test_what_is_not_certain_is_left_alone(text: str) -> None:
+def test_uncertain_faults_are_not_fixed(text: str) -> None:
     assert repaired(text.encode()).body.decode() == text
     assert repaired(text.encode()).applied == ()
 
@@ -126,7 +126,7 @@ def test_a_restored_user_agent_line_stays_in_the_group_below_it() -> None:
     assert repaired(text.encode()).body.decode() == mended
 
 
-def test_more_lines_than_findings_are_reported_are_mended_at_once() -> None:
+def test_more_lines_than_reported_findings_are_fixed_at_once() -> None:
     many = [f"/{number}" for number in range(2 * MAX_FINDINGS)]
     text = GROUP + "".join(f"nonsense\nDissallow: {path}\n" for path in many)
     mended = repaired(text.encode())
@@ -134,7 +134,7 @@ def test_more_lines_than_findings_are_reported_are_mended_at_once() -> None:
     assert len(mended.applied) == len(many)
 
 
-def test_no_file_grows_beyond_what_is_read_of_it() -> None:
+def test_a_fixed_file_does_not_grow_beyond_the_limit() -> None:
     body = (GROUP + "Disallow: /" + "\u4e2d" * 100 + "\n").encode()
     assert len(repaired(body).body) > len(body)
     long = body + b"# " + b"x" * (LIMIT - len(body) - 3) + b"\n"
@@ -195,7 +195,7 @@ _RESTORING = {"misspelt-field", "no-colon", "odd-blank", "agent-list"}
 
 @settings(deadline=None)
 @given(_FILES)
-def test_mending_twice_changes_nothing_more(text: str) -> None:
+def test_fixing_twice_changes_nothing_more(text: str) -> None:
     once = repaired(text.encode())
     again = repaired(once.body)
     assert again.body == once.body

@@ -191,7 +191,7 @@ def test_a_name_that_no_robot_has_is_an_error(agent: str, severity: Severity) ->
     assert [(each.code, each.severity) for each in found] == [("odd-agent", severity)]
 
 
-def test_a_group_that_takes_a_robot_out_of_the_rules_for_all_is_a_warning() -> None:
+def test_a_group_that_exempts_a_robot_from_the_star_rules_is_a_warning() -> None:
     named = "User-agent: bot\nCrawl-delay: 5\n"
     for rest, severity in (
         (GROUP + "Disallow: /a\n\n", "warning"),
@@ -219,7 +219,7 @@ def test_a_group_of_allow_rules_says_that_its_robots_do_not_obey_the_rules_for_a
         "Clean-param: ref /shop/",
     ],
 )
-def test_what_belongs_to_no_group_needs_none(line: str) -> None:
+def test_records_outside_groups_are_no_finding(line: str) -> None:
     assert told(f"{line}\n") == []
 
 
@@ -253,7 +253,7 @@ _RECORDS = [
 
 @pytest.mark.parametrize("blanks", [("", ""), ("\n", ""), ("", "\n"), ("# c\n", "\n# c\n")])
 @pytest.mark.parametrize("record", _RECORDS)
-def test_whatever_stands_between_two_agents_is_told_with_who_obeys_what(
+def test_a_record_between_two_agent_lines_is_told_with_who_obeys_it(
     record: str, blanks: tuple[str, str]
 ) -> None:
     text = f"{GROUP}{blanks[0]}{record}\n{blanks[1]}User-agent: GPTBot\n\nDisallow: /\n"
@@ -388,14 +388,14 @@ def test_messages_cite_the_standards_and_no_numbers_of_our_own() -> None:
 
 
 @pytest.mark.parametrize("value", ["/*.*", "/a*.html$", "/a(b)c", "/a+b", "/x.y", "/*.js.*.gzip"])
-def test_what_is_no_regular_expression(value: str) -> None:
+def test_values_that_only_look_like_regular_expressions_are_no_finding(value: str) -> None:
     assert told(GROUP + f"Disallow: {value}\n") == []
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), CASES, ids=[f"{case[1][0][1]}: {case[0]!a}"[:90] for case in CASES]
 )
-def test_each_fault_is_told_once_and_where_it_is(
+def test_each_fault_is_reported_once_at_its_line(
     text: str | bytes, expected: list[tuple[int, str]]
 ) -> None:
     assert told(text) == expected
@@ -416,7 +416,7 @@ def test_older_dialects_have_faults_of_their_own(
     assert told(text, "1996") == expected
 
 
-def test_a_blank_line_ends_a_record_of_old() -> None:
+def test_a_blank_line_ends_a_record_in_the_1994_dialect() -> None:
     assert (3, "rule-outside-group") in told("User-agent: a\n\nDisallow: /b\n", "1994")
 
 
@@ -425,7 +425,7 @@ def test_in_a_2_0_rule_set_what_follows_a_catch_all_is_dead() -> None:
     assert told(text) == [(5, "unreachable-rule")]
 
 
-def test_a_file_cut_at_the_limit() -> None:
+def test_a_file_cut_at_the_limit_has_the_finding_truncated() -> None:
     robots = RobotsTxt.parse(GROUP + "Disallow: /a\n" + "#" * 200, limit=100)
     assert [finding.code for finding in robots.findings] == ["truncated"]
 
@@ -447,7 +447,7 @@ def test_a_sound_file_has_no_findings(text: str) -> None:
     assert told(text) == []
 
 
-def test_every_code_is_told_by_some_test_and_documented() -> None:
+def test_every_code_is_tested_and_documented() -> None:
     tested = {code for _, expected in CASES for _, code in expected}
     elsewhere = {"several-star-groups", "literal-star", "truncated", "too-many"}
     assert tested | elsewhere == set(CODES)
@@ -465,7 +465,7 @@ def test_messages_are_printable_and_short() -> None:
         assert len(finding.message) < 300
 
 
-def test_no_more_findings_are_kept_than_help() -> None:
+def test_the_number_of_findings_is_bounded() -> None:
     found = RobotsTxt.parse(GROUP + "nonsense\n" * 5_000).findings
     assert len(found) == MAX_FINDINGS + 1
     assert found[-1].code == "too-many"
@@ -498,7 +498,7 @@ HOSTILE = {
 }
 
 
-def test_short_rules_are_not_compared_with_long_ones() -> None:
+def test_the_cost_of_comparing_short_and_long_rules_is_bounded() -> None:
     """In the 1996 draft a rule is covered by a prefix of it, of which there are many lengths."""
     long = "".join(f"Allow: /{'a' * length}b\n" for length in range(10, 700))
     short = "".join(f"Allow: /{number:x}z\n" for number in range(14_000))

@@ -48,7 +48,7 @@ def file_of(rules: list[tuple[bool, str]]) -> str:
         ("Disallow: /x?a=%2F", "/x?a=%2F"),
     ],
 )
-def test_a_rule_alone_has_a_witness(rules: str, witness: str) -> None:
+def test_a_single_rule_has_a_witness(rules: str, witness: str) -> None:
     assert found(rules) == [(witness, False)]
 
 
@@ -66,7 +66,7 @@ def test_a_rule_alone_has_a_witness(rules: str, witness: str) -> None:
         "Disallow: /" + "a" * 70_000,
     ],
 )
-def test_a_rule_that_no_url_can_meet_has_none(rule: str) -> None:
+def test_a_rule_that_no_url_can_match_has_no_witness(rule: str) -> None:
     assert found(rule) == [(None, True)]
 
 
@@ -81,7 +81,7 @@ def test_a_rule_that_no_url_can_meet_has_none(rule: str) -> None:
         "Disallow: /a?b\nAllow: /a?b**",
     ],
 )
-def test_a_rule_that_others_always_beat_has_none(rules: str) -> None:
+def test_a_rule_that_others_always_override_has_no_witness(rules: str) -> None:
     assert found(rules)[0] == (None, True)
 
 
@@ -89,14 +89,14 @@ _TOKENS = [*_SINGLE, *_ESCAPED]
 """Everything that one more step of a path can be."""
 
 
-def test_many_rules_together_can_leave_nothing_to_one() -> None:
+def test_a_rule_covered_by_many_others_together_decides_nothing() -> None:
     rules = [(False, "/a"), (True, "/a$"), *((True, "/a" + token) for token in _TOKENS)]
     policy = RobotsTxt.parse(file_of(rules)).policy("bot")
     assert witnesses(policy)[0].never
 
 
 @pytest.mark.parametrize("left", ["q", "?", "/", ".", "%2F", "%00", "%FF", "%25"])
-def test_the_one_path_that_many_rules_leave_is_found(left: str) -> None:
+def test_the_only_path_that_other_rules_leave_to_a_rule_is_found(left: str) -> None:
     others = [(True, "/a" + token) for token in _TOKENS if token != left]
     policy = RobotsTxt.parse(file_of([(False, "/a"), (True, "/a$"), *others])).policy("bot")
     assert witnesses(policy)[0].url == "/a" + left
@@ -106,7 +106,7 @@ def test_a_star_at_the_beginning_matches_the_first_slash() -> None:
     assert found("Disallow: */\nAllow: /*/") == [("/", False), ("//", False)]
 
 
-def test_the_way_round_a_better_rule_is_found() -> None:
+def test_a_witness_avoids_a_longer_rule() -> None:
     rules = "Disallow: /*a\nAllow: /*a$\nAllow: /*ax\nAllow: /*a?\nAllow: /*a/"
     url, never = found(rules)[0]
     assert url is not None
@@ -116,7 +116,7 @@ def test_the_way_round_a_better_rule_is_found() -> None:
     assert match.rule.line == 2
 
 
-def test_an_escape_in_a_query_is_tried_where_only_it_will_do() -> None:
+def test_an_escape_in_a_query_is_tried_where_no_other_path_decides() -> None:
     # In a query `/` equals `%2F`, so that only the path part tells the two rules apart.
     assert found("Disallow: /*%2F$\nAllow: /*?*%2F$")[0] == ("/%2F", False)
 
@@ -152,7 +152,7 @@ def test_witnesses_are_exact(rules: list[tuple[bool, str]]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(_RULE, min_size=1, max_size=4), st.lists(_RULE, min_size=1, max_size=4))
-def test_a_pair_of_rules_of_two_files_is_found_or_there_is_none(
+def test_a_search_for_a_pair_of_rules_finds_every_existing_url(
     mine: list[tuple[bool, str]], theirs: list[tuple[bool, str]]
 ) -> None:
     one = Reading.of(RobotsTxt.parse(file_of(mine)).policy("bot"))
@@ -179,7 +179,7 @@ def test_a_pair_of_rules_of_two_files_is_found_or_there_is_none(
 
 @settings(deadline=None)
 @given(st.lists(_RULE, min_size=1, max_size=6))
-def test_the_walk_alone_agrees_with_the_short_ways(rules: list[tuple[bool, str]]) -> None:
+def test_the_search_agrees_with_its_shortcuts(rules: list[tuple[bool, str]]) -> None:
     """`decided_by` tries likely paths, and sees plain covering, before it walks."""
     reading = Reading.of(RobotsTxt.parse(file_of(rules)).policy("bot"))
     assert reading is not None
@@ -199,7 +199,7 @@ def test_a_search_ends_at_its_bound_and_says_so() -> None:
         find_path([(RuleTable([RankedRule(0, True, "/a")]), None)], budget)
 
 
-def test_what_is_not_known_is_not_called_never(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_search_does_not_report_never(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [(True, "/a" + token) for token in _TOKENS]
     policy = RobotsTxt.parse(file_of([(False, "/a"), (True, "/a$"), *others])).policy("bot")
     monkeypatch.setattr(witness, "MAX_STEPS", 10)
@@ -215,7 +215,7 @@ def test_other_dialects_give_witnesses_but_no_certainty(dialect: str) -> None:
     ]
 
 
-def test_a_large_file_takes_its_size_in_steps() -> None:
+def test_two_thousand_patterns_get_witnesses_within_the_bound() -> None:
     """The walk is begun only where a likely path does not show the rule at work."""
     rules = [(i % 2 == 0, f"/section{i}/*.html$") for i in range(2_000)]
     result = witnesses(RobotsTxt.parse(file_of([(False, "/"), *rules])).policy("bot"))

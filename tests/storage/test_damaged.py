@@ -82,7 +82,7 @@ async def use(path: Path, made: Callable[..., Any]) -> list[StorageError]:
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked at the start", "large"])
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_every_damage_is_the_one_error(
+async def test_every_damage_raises_storage_error(
     tmp_path: Path,
     made: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,7 +116,7 @@ async def test_every_damage_is_the_one_error(
 REMEDIES = ("move it away", "move the file away", "give another path", "upgrade")
 
 
-async def test_a_kept_queue_that_is_damaged_is_told_likewise(tmp_path: Path) -> None:
+async def test_a_damaged_queue_file_raises_storage_error(tmp_path: Path) -> None:
     async with ScriptedGate() as gate:
         path = tmp_path / "queue.db"
         async with PoliteQueue(gate, keep=path) as queue:

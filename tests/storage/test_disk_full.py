@@ -51,7 +51,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Disk]]:
     _Disk.pages = None
 
 
-async def test_what_did_not_fit_is_written_when_there_is_space(
+async def test_records_refused_by_a_full_disk_are_written_when_there_is_space(
     path: Path, made: Any, disk: type[_Disk], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
@@ -76,7 +76,7 @@ async def test_what_did_not_fit_is_written_when_there_is_space(
         assert await storage.load_origin("https://299.example") is not None
 
 
-async def test_the_last_write_failing_leaves_the_promises_in_the_journal(
+async def test_a_failed_last_write_leaves_the_promises_in_the_journal(
     path: Path, made: Any, disk: type[_Disk], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
@@ -257,7 +257,7 @@ def test_a_start_on_a_full_disk_refuses_until_there_is_room(path: Path, earlier:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-async def test_a_start_where_the_database_opens_and_no_journal_can_begin(
+async def test_a_start_where_no_journal_can_begin_waits_for_room(
     path: Path, refuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill -9 on a full disk leaves this state: a database without a transaction to roll back."""
@@ -288,7 +288,7 @@ async def test_a_start_where_the_database_opens_and_no_journal_can_begin(
     ) <= kept
 
 
-async def test_a_flush_that_is_cancelled_during_such_a_start_does_not_end_it(
+async def test_a_flush_cancelled_during_a_start_on_a_full_disk_keeps_the_writer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the writing thread: the storage stayed unusable when there was room again."""
@@ -393,7 +393,7 @@ async def in_trouble(storage: SqliteStorage) -> None:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("how", [name for name in BREAK if name != "closed"])
-async def test_while_the_journal_fails_promises_are_refused_and_then_made_up_for(
+async def test_while_the_journal_fails_promises_are_refused_and_accepted_afterwards(
     path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
@@ -414,7 +414,7 @@ async def test_while_the_journal_fails_promises_are_refused_and_then_made_up_for
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_descriptor_that_was_closed_is_made_up_for(path: Path) -> None:
+async def test_a_journal_whose_descriptor_was_closed_is_opened_again(path: Path) -> None:
     async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
         storage.promise(promised("before.example"))
         BREAK["closed"](pytest.MonkeyPatch(), storage)
@@ -452,7 +452,7 @@ async def test_a_journal_that_fails_for_long_leaves_few_files(
 
 
 @pytest.mark.usefixtures("soon")
-async def test_with_continue_it_goes_on_with_a_warning(
+async def test_with_on_failure_continue_a_full_disk_only_warns(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = StorageConfig(flush_interval=3600.0, on_failure="continue")
@@ -468,7 +468,7 @@ async def test_with_continue_it_goes_on_with_a_warning(
         assert len(journaled(path)) == 3
 
 
-async def test_a_database_that_takes_nothing_is_made_up_for_by_the_journal_for_a_while(
+async def test_while_the_database_takes_nothing_the_journal_keeps_promises_up_to_its_bound(
     path: Path, made: Any, disk: type[_Disk]
 ) -> None:
     config = StorageConfig(flush_interval=3600.0, journal_bytes=4000)

@@ -36,12 +36,14 @@ def appended(journal: Journal, numbers: Iterable[int], *, use_reserved: bool = F
         journal.append(n, clock(n), use_reserved=use_reserved)
 
 
-def test_what_is_appended_comes_back_in_order(path: Path) -> None:
+def test_appended_frames_are_replayed_in_order(path: Path) -> None:
     written(path, 3)
     assert list(Journal(path, limit=100).replay(0)) == [(n, clock(n)) for n in (1, 2, 3)]
 
 
-def test_it_is_written_without_pwrite_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_written_on_a_platform_without_pwrite(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal = Journal(path, limit=1 << 20)
     journal.begin()
     with monkeypatch.context() as patch:
@@ -52,7 +54,7 @@ def test_it_is_written_without_pwrite_too(path: Path, monkeypatch: pytest.Monkey
     assert list(Journal(path, limit=100).replay(0)) == [(n, clock(n)) for n in (1, 2, 3)]
 
 
-def test_what_the_database_absorbed_is_passed_over(path: Path) -> None:
+def test_frames_absorbed_by_the_database_are_not_replayed(path: Path) -> None:
     written(path, 3)
     assert [sequence for sequence, _ in Journal(path, limit=100).replay(2)] == [3]
 
@@ -167,7 +169,7 @@ def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) 
     journal.abandon()
 
 
-def test_generations_in_which_nothing_is_do_not_wait_to_be_absorbed(
+def test_empty_generations_do_not_wait_to_be_absorbed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(path, limit=1 << 20)
@@ -189,7 +191,7 @@ def test_generations_in_which_nothing_is_do_not_wait_to_be_absorbed(
     assert [sequence for sequence, _ in Journal(path, limit=100).replay(0)] == [1, 2]
 
 
-def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
+def test_the_journal_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     journal = Journal(path, limit=100)
     journal.begin()
     journal.growth_bounded = True
@@ -257,7 +259,7 @@ needs_room_ahead = pytest.mark.skipif(
 
 
 @needs_room_ahead
-def test_a_full_disk_has_room_for_what_can_not_be_refused(
+def test_a_full_disk_has_reserved_room_for_records_that_can_not_be_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch, path, 200_000)  # space is preallocated once, not twice
@@ -280,7 +282,7 @@ def test_a_full_disk_has_room_for_what_can_not_be_refused(
     assert found[-1] == 9999
 
 
-def test_a_file_system_that_takes_no_room_ahead_will_do(
+def test_the_journal_works_on_a_file_system_without_preallocation(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: int) -> None:

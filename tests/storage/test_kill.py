@@ -119,7 +119,9 @@ async def test_no_promise_is_lost_by_kill_9(path: Path, victim: Victim) -> None:
     connection.close()
 
 
-async def test_killed_again_and_again_before_it_got_far(path: Path, victim: Victim) -> None:
+async def test_no_promise_is_lost_by_repeated_kills_shortly_after_the_start(
+    path: Path, victim: Victim
+) -> None:
     """The file is not opened in between, so the journals of many processes accumulate."""
     rng = random.Random(7)
     told = Told()
@@ -131,7 +133,7 @@ async def test_killed_again_and_again_before_it_got_far(path: Path, victim: Vict
     await check(path, told)
 
 
-async def test_what_was_put_a_second_ago_is_not_lost(path: Path, victim: Victim) -> None:
+async def test_a_record_put_a_second_before_kill_9_is_not_lost(path: Path, victim: Victim) -> None:
     """Without a flush, the writer commits by itself. A slow machine gets three attempts."""
     lost = [await lost_after(1.0, path, victim)]
     while lost[-1] and len(lost) < 3:

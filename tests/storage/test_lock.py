@@ -47,7 +47,7 @@ def delete_lock(path: Path) -> None:
 
 
 @needs_locks
-async def test_a_second_process_is_kept_out_though_the_lock_file_is_gone(path: Path) -> None:
+async def test_a_second_process_is_refused_though_the_lock_file_is_gone(path: Path) -> None:
     async with SqliteStorage(path) as storage:
         delete_lock(path)
         assert "state.db: in use by another gatekeeper; stop that one" in second(path)
@@ -57,7 +57,9 @@ async def test_a_second_process_is_kept_out_though_the_lock_file_is_gone(path: P
 
 
 @needs_locks
-async def test_a_second_storage_of_one_process_is_kept_out_and_harms_nothing(path: Path) -> None:
+async def test_a_second_storage_of_one_process_is_refused_and_keeps_the_lock_of_the_first(
+    path: Path,
+) -> None:
     """It must not even open the file: closing it again would drop the locks of the first."""
     async with SqliteStorage(path) as storage:
         for _ in range(2):

@@ -79,7 +79,7 @@ async def test_a_record_comes_back_whole(storage: Storage, made: Any) -> None:
     assert await storage.load_origin(ORIGIN) == record
 
 
-def test_half_a_body_is_no_body() -> None:
+def test_a_cut_compressed_body_is_an_error() -> None:
     body, _ = pack_body(b"Disallow: /x\n" * 100)
     for cut in range(len(body)):
         with pytest.raises(zlib.error):
@@ -91,7 +91,7 @@ def test_a_body_that_grows_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -
     assert unpack_body(pack_body(bytes(100_000))[0]) == bytes(1000)
 
 
-async def test_an_unknown_origin_is_none(storage: Storage) -> None:
+async def test_load_origin_of_an_unknown_origin_is_none(storage: Storage) -> None:
     assert await storage.load_origin(ORIGIN) is None
     assert await storage.load_clock("a.example") is None
     assert await storage.history(ORIGIN) == []
@@ -169,14 +169,14 @@ async def test_a_forgotten_clock_is_gone(storage: Storage) -> None:
     assert await storage.load_clocks() == []
 
 
-async def test_the_same_body_seen_again_prolongs_its_entry(storage: Storage, made: Any) -> None:
+async def test_a_body_fetched_again_extends_its_history_entry(storage: Storage, made: Any) -> None:
     for at in (1.0, 2.0, 3.0):
         storage.put_origin(made(at=at))
     (entry,) = await storage.history(ORIGIN)
     assert (entry.first_seen, entry.last_seen, entry.size) == (1.0, 3.0, 27)
 
 
-async def test_a_failure_prolongs_nothing(storage: Storage, made: Any) -> None:
+async def test_a_failed_fetch_extends_no_history_entry(storage: Storage, made: Any) -> None:
     storage.put_origin(made(at=1.0))
     storage.put_origin(made(at=9.0, good_fetched_at=1.0, outcome="timeout", state="unreachable"))
     (entry,) = await storage.history(ORIGIN)
@@ -199,7 +199,7 @@ async def test_every_body_of_one_flush_is_kept(storage: Storage, made: Any) -> N
     assert [entry.first_seen for entry in await storage.history(ORIGIN)] == [1.0, 2.0, 3.0]
 
 
-async def test_an_absence_is_history_too(storage: Storage, made: Any) -> None:
+async def test_a_missing_file_is_an_entry_of_the_history(storage: Storage, made: Any) -> None:
     storage.put_origin(made(at=1.0))
     storage.put_origin(made(at=2.0, text=None))
     entry = (await storage.history(ORIGIN))[-1]

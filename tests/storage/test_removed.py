@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, writer
 from gatekeeper.storage.journal import read_generation
+from tests.waiting_support import until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files can't be deleted")
 
@@ -50,7 +50,7 @@ async def test_a_database_that_is_removed_takes_no_promise_until_it_is_back(path
     assert names == {f"{when}.example" for when in ("before", "meanwhile", "after", "back")}
 
 
-async def test_a_database_that_was_deleted_is_told_of_and_its_journal_is_kept(path: Path) -> None:
+async def test_a_deleted_database_is_an_error_and_its_journal_is_kept(path: Path) -> None:
     storage = SqliteStorage(path)
     await storage.open()
     path.unlink()
@@ -72,10 +72,7 @@ async def test_a_journal_that_was_deleted_is_written_again(
         (generation,) = path.parent.glob(f"{path.name}.promises-*")
         generation.unlink()
         storage.promise(clock("a.example"))
-        async with asyncio.timeout(10.0):
-            while promised(path) != {"a.example"}:
-                await asyncio.sleep(0)
-            while storage.failing is not None:
-                await asyncio.sleep(0)
+        await until(lambda: promised(path) == {"a.example"})
+        await until(lambda: storage.failing is None)
         storage.promise(clock("b.example"))
         assert promised(path) == {"a.example", "b.example"}

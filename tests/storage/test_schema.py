@@ -187,7 +187,7 @@ async def test_a_large_file_with_a_damaged_table_of_numbers_is_refused_at_the_st
     await refused(path, "move it away")
 
 
-async def test_the_remedy_works_and_promises_come_along(path: Path) -> None:
+async def test_the_remedy_for_a_damaged_file_works_and_keeps_the_promises(path: Path) -> None:
     storage = SqliteStorage(path)
     await storage.open()
     storage.promise(ClockRecord(scope="a.example", next_at=5.0))
@@ -199,7 +199,7 @@ async def test_the_remedy_works_and_promises_come_along(path: Path) -> None:
         assert [clock.next_at for clock in await again.load_clocks()] == [5.0]
 
 
-async def test_a_directory_in_its_place_is_refused(path: Path) -> None:
+async def test_a_directory_in_place_of_the_file_is_refused(path: Path) -> None:
     path.mkdir()
     with pytest.raises(StorageError, match="not a file"):
         await opened(path)
@@ -234,7 +234,7 @@ async def test_a_log_left_by_another_database_is_set_aside(path: Path) -> None:
     assert path.with_name("state.db-wal.orphan").read_bytes() == content
 
 
-async def test_a_creation_that_was_killed_is_begun_again(path: Path) -> None:
+async def test_a_file_whose_creation_was_killed_is_created_again(path: Path) -> None:
     path.with_name("state.db.new").write_bytes(b"half a page")
     path.with_name("state.db.new-journal").write_bytes(b"and its journal")
     await opened(path)

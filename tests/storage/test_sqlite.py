@@ -32,7 +32,7 @@ def _threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("gatekeeper-storage")]
 
 
-async def test_everything_is_there_after_a_restart(path: Path, made: Any) -> None:
+async def test_every_record_is_there_after_a_restart(path: Path, made: Any) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
         storage.put_origin(made())
         storage.put_clock(ClockRecord(scope="a.example", next_at=1.0))
@@ -55,7 +55,7 @@ async def test_closing_leaves_the_database_and_its_lock_file_alone(path: Path, m
     assert _threads() == []
 
 
-async def test_what_is_kept_is_for_the_owner_alone(path: Path, made: Any) -> None:
+async def test_the_files_of_the_storage_are_for_their_owner_alone(path: Path, made: Any) -> None:
     before = os.umask(0o022)
     try:
         async with SqliteStorage(path) as storage:
@@ -70,7 +70,7 @@ async def test_what_is_kept_is_for_the_owner_alone(path: Path, made: Any) -> Non
     assert set(modes.values()) == {0o600}
 
 
-async def test_the_directory_is_made(tmp_path: Path) -> None:
+async def test_the_directory_of_the_storage_is_created(tmp_path: Path) -> None:
     async with SqliteStorage(tmp_path / "var" / "gate" / "state.db"):
         assert (tmp_path / "var" / "gate" / "state.db").exists()
 
@@ -114,7 +114,7 @@ async def test_a_second_process_is_refused_and_told_whose_it_is(path: Path, made
         assert await storage.load_origin(ORIGIN) is not None
 
 
-async def test_after_a_failed_open_it_can_be_opened(path: Path) -> None:
+async def test_a_storage_can_be_opened_after_a_failed_open(path: Path) -> None:
     path.write_bytes(b"something else, and long enough to be looked at\n" * 10)
     storage = SqliteStorage(path)
     with pytest.raises(StorageError):
@@ -125,7 +125,7 @@ async def test_after_a_failed_open_it_can_be_opened(path: Path) -> None:
     await storage.close()
 
 
-async def test_closing_twice_and_without_opening_is_fine(path: Path) -> None:
+async def test_closing_twice_or_without_opening_raises_nothing(path: Path) -> None:
     storage = SqliteStorage(path)
     await storage.close()
     await storage.open()
@@ -133,7 +133,7 @@ async def test_closing_twice_and_without_opening_is_fine(path: Path) -> None:
     await storage.close()
 
 
-async def test_nothing_is_taken_that_would_be_lost(path: Path, made: Any) -> None:
+async def test_a_put_before_open_or_after_close_is_refused(path: Path, made: Any) -> None:
     storage = SqliteStorage(path)
     with pytest.raises(StorageError, match="not open"):
         storage.put_origin(made())
@@ -187,7 +187,7 @@ def test_the_end_of_the_writing_thread_can_not_be_cancelled(path: Path, made: An
     assert ended.done()
 
 
-async def test_a_cancelled_flush_disturbs_nobody(path: Path, made: Any) -> None:
+async def test_a_cancelled_flush_does_not_cancel_other_flushes(path: Path, made: Any) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
         storage.put_origin(made())
         flush = asyncio.create_task(storage.flush())
@@ -208,7 +208,9 @@ async def test_many_questions_at_once_are_answered(path: Path, made: Any) -> Non
         assert [record is not None for record in found] == [True] * 200 + [False] * 200
 
 
-async def test_one_bad_record_spoils_no_other(path: Path, made: Any) -> None:
+async def test_a_record_that_can_not_be_written_does_not_affect_others(
+    path: Path, made: Any
+) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
         storage.put_origin(made("https://good.example"))
         storage.put_origin(made("https://bad.example", expires_at=float("nan")))
@@ -233,7 +235,7 @@ async def test_a_promise_with_a_reason_that_is_no_text_is_kept(path: Path) -> No
         assert found.block_reason == "\udcff"
 
 
-async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) -> None:
+async def test_pending_records_are_bounded_while_nothing_is_written(made: Any) -> None:
     pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
     pending.put_origin(made("https://ladder.example", first_unreachable_at=1.0))
     for n in range(30):
@@ -244,7 +246,7 @@ async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) ->
     assert "https://29.example" in pending.origins
 
 
-async def test_what_is_pending_is_bounded_in_bytes(made: Any) -> None:
+async def test_pending_records_are_bounded_in_bytes(made: Any) -> None:
     pending = Pending(max_origins=1000, max_bytes=10_000, versions=3)
     rng = random.Random(1)
     for n in range(30):
@@ -252,7 +254,7 @@ async def test_what_is_pending_is_bounded_in_bytes(made: Any) -> None:
     assert len(pending) == 9
 
 
-async def test_what_was_put_since_wins_over_a_batch_given_back(made: Any) -> None:
+async def test_a_later_put_wins_over_a_batch_given_back(made: Any) -> None:
     pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
     pending.put_origin(made(at=1.0, text=b"A"))
     pending.put_clock("a.example", ClockRecord(scope="a.example", next_at=1.0))
@@ -268,7 +270,7 @@ async def test_what_was_put_since_wins_over_a_batch_given_back(made: Any) -> Non
     assert again.clocks["b.example"] is not None
 
 
-async def test_old_origins_are_forgotten_but_never_a_promise(path: Path, made: Any) -> None:
+async def test_old_origins_are_forgotten_unless_a_promise_holds(path: Path, made: Any) -> None:
     day = 86_400.0
     clock = VirtualClock(wall=1000 * day)
     config = StorageConfig(flush_interval=3600.0, forget_after=90 * day)
@@ -340,7 +342,9 @@ async def test_the_number_of_origins_is_bounded(path: Path, made: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_the_books_of_the_history_balance(path: Path, made: Any, seed: int) -> None:
+async def test_every_text_of_the_history_is_referred_to_and_every_reference_has_its_text(
+    path: Path, made: Any, seed: int
+) -> None:
     """After any puts and deletions, every text is referred to, and every reference has its text."""
     rng = random.Random(seed)
     config = StorageConfig(flush_interval=3600.0, history_versions=3, history_bytes=6000)

@@ -15,7 +15,7 @@ from gatekeeper.testing import ScriptedGate, drive, scripted_gate, virtual_clock
 __all__ = ["scripted_gate", "virtual_clock"]
 
 
-async def test_files_are_said_by_hand(scripted_gate: ScriptedGate) -> None:
+async def test_say_sets_the_file_or_the_error_of_an_origin(scripted_gate: ScriptedGate) -> None:
     gate = scripted_gate
     gate.say("https://a.example", "User-agent: *\nDisallow: /private\n")
     gate.say("https://b.example/any/page", 503)
@@ -43,7 +43,7 @@ async def test_files_are_said_by_hand(scripted_gate: ScriptedGate) -> None:
         await gate.acquire("https://b.example/")
 
 
-async def test_the_pace_is_the_real_one_and_takes_no_time(
+async def test_a_scripted_gate_keeps_intervals_in_virtual_time(
     scripted_gate: ScriptedGate, virtual_clock: VirtualClock
 ) -> None:
     scripted_gate.say("https://a.example", "User-agent: *\nCrawl-delay: 30\n")
@@ -67,7 +67,7 @@ async def test_a_status_that_redirects_leads_nowhere(scripted_gate: ScriptedGate
         assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.BAD_REDIRECT)
 
 
-async def test_what_a_file_says_may_change(scripted_gate: ScriptedGate) -> None:
+async def test_a_file_may_be_changed_by_another_say(scripted_gate: ScriptedGate) -> None:
     gate = scripted_gate
     gate.say("https://a.example", 503)
     assert (await gate.check("https://a.example/")).verdict is Verdict.DEFER
@@ -76,7 +76,7 @@ async def test_what_a_file_says_may_change(scripted_gate: ScriptedGate) -> None:
     assert await gate.allowed("https://a.example/")
 
 
-async def test_a_queue_works_over_it(
+async def test_a_queue_works_over_a_scripted_gate(
     scripted_gate: ScriptedGate, virtual_clock: VirtualClock
 ) -> None:
     denied: list[Any] = []
@@ -98,7 +98,7 @@ async def test_a_queue_works_over_it(
     assert virtual_clock.monotonic() >= 10
 
 
-async def test_what_never_ends_is_told() -> None:
+async def test_drive_raises_for_what_never_ends() -> None:
     clock = VirtualClock()
     with pytest.raises(AssertionError, match="nothing that time brings"):
         await drive(clock, asyncio.get_running_loop().create_future())

@@ -10,7 +10,7 @@ from gatekeeper.testing.simulation import simulate
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_promise_is_broken(seed: int) -> None:
+def test_a_simulated_crawl_violates_no_interval(seed: int) -> None:
     report = simulate(300, 3000, seed=seed)
     assert report.leases >= 3000
     assert report.violations == {}
@@ -19,18 +19,18 @@ def test_no_promise_is_broken(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_promise_to_a_group_is_broken(seed: int) -> None:
+def test_a_simulated_crawl_of_groups_violates_no_interval(seed: int) -> None:
     assert simulate(200, 1500, seed=seed, groups=7).violations == {}
 
 
-def test_jitter_and_many_slots_break_nothing() -> None:
+def test_a_simulated_crawl_with_jitter_and_slots_violates_no_interval() -> None:
     pacing = PacingConfig(
         jitter=0.25, concurrency=3, default_interval=0.0, max_in_flight=50, lease_ttl=30.0
     )
     assert simulate(200, 2000, config=Config(pacing=pacing)).violations == {}
 
 
-def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     from gatekeeper.pacing.engine import Engine
 
     kept = Engine.derive
@@ -44,7 +44,7 @@ def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("groups", [0, 7])
-def test_no_budget_is_exceeded(groups: int) -> None:
+def test_a_simulated_crawl_exceeds_no_budget(groups: int) -> None:
     config = Config(
         pacing=PacingConfig(max_pages_per_day=4, concurrency=3, lease_ttl=60.0),
         host=tuple(
@@ -60,7 +60,7 @@ def test_no_budget_is_exceeded(groups: int) -> None:
     assert report.virtual_seconds > 2 * 86_400.0
 
 
-def test_the_judge_sees_a_budget_that_is_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_budget_that_is_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DailyBudget, "spent", lambda self, pages, size: pages > self.pages)
     config = Config(pacing=PacingConfig(max_pages_per_day=4))
     assert simulate(20, 200, config=config).violations["budget"] > 10

@@ -127,8 +127,8 @@ async def both(gate: Gate) -> None:
     assert_type(await gate.allowed("https://example.org/"), bool)
     many: AsyncIterator[Decision] = gate.check_many(["https://example.org/"])
     del many
-    turn: AbstractAsyncContextManager[object] = gate.lease("https://example.org/")
-    del turn
+    request: AbstractAsyncContextManager[object] = gate.lease("https://example.org/")
+    del request
 
 
 async def either() -> None:

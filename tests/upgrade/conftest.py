@@ -11,16 +11,15 @@ import json
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
-from tests.conformance.conftest import short
-from tests.fleet.server import BINARY, Server
+from tests.fleet.conftest import running as server
 
-__all__ = ["short"]
+__all__ = ["server"]
 
 HERE = Path(__file__).parent
 PATIENCE = 60.0
@@ -85,13 +84,3 @@ MakeMember = Callable[[str, dict[str, Any]], Member]
 def member(packages: dict[str, Path]) -> MakeMember:
     """`async with member("earlier", settings) as one` runs a member of that version."""
     return lambda version, settings: Member(packages[version], settings)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    if BINARY is None:
-        pytest.skip("no redis-server here")
-    server = Server()
-    server.start()
-    yield server
-    server.close()

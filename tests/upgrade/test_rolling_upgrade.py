@@ -71,7 +71,7 @@ async def find_promises(member: Member, origins: list[str]) -> None:
         assert kind in await member("clocks", host_of(origin)), origin
 
 
-async def test_a_state_file_of_the_earlier_version_keeps_every_promise(
+async def test_a_state_file_of_the_earlier_version_keeps_every_clock_and_block(
     internet: FakeInternet, member: MakeMember, tmp_path: Path
 ) -> None:
     origins, settings = sites(internet)[1:], {"storage": {"path": str(tmp_path / "state.db")}}
@@ -84,10 +84,10 @@ async def test_a_state_file_of_the_earlier_version_keeps_every_promise(
 
 
 async def test_a_lease_of_the_earlier_sidecar_is_still_held_and_reported(
-    internet: FakeInternet, packages: dict[str, Path], short: Path
+    internet: FakeInternet, packages: dict[str, Path], socket_folder: Path
 ) -> None:
     url = f"{sites(internet)[0]}/page"
-    process = Process(short, "unix")
+    process = Process(socket_folder, "unix")
     process.package = packages["earlier"]
     await process.start()
     try:
@@ -105,7 +105,7 @@ async def test_a_lease_of_the_earlier_sidecar_is_still_held_and_reported(
 
 
 @pytest.mark.parametrize(("first", "second"), [("earlier", "this"), ("this", "earlier")])
-async def test_members_of_both_versions_keep_each_others_promises(
+async def test_members_of_both_versions_keep_each_others_intervals(
     internet: FakeInternet, member: MakeMember, server: Server, first: str, second: str
 ) -> None:
     origins = sites(internet)

@@ -1,4 +1,4 @@
-"""Turns by host for a `Fetcher` without a gate and its scheduler."""
+"""Leases by host for a `Fetcher` without a gate and its scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatekeeper.urls import Target
 
 
 class _Silent:
-    """A turn that ignores reports."""
+    """A lease that ignores reports."""
 
     def report(
         self,
@@ -25,7 +25,7 @@ class _Silent:
 
 
 AT_ONCE = nullcontext(_Silent())
-"""A turn that nobody waits for."""
+"""A lease that nobody waits for."""
 
 
 class _Host:
@@ -37,7 +37,7 @@ class _Host:
         self.users = 0
 
 
-class HostTurns:
+class HostLeases:
     """One request at a time per host, and an interval between the end and the next start."""
 
     def __init__(self, clock: Clock, interval: float) -> None:
@@ -47,7 +47,7 @@ class HostTurns:
 
     @asynccontextmanager
     async def __call__(self, target: Target) -> AsyncIterator[HopLease]:
-        """Acquire the host's turn for the block."""
+        """Acquire the host's lease for the block."""
         name = target.host
         host = self._hosts.get(name)
         if host is None:

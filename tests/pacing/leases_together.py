@@ -17,6 +17,7 @@ from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing_support import due_at, is_paused
+from tests.waiting_support import until
 
 HOST = "a.example"
 PATIENCE = 20.0
@@ -65,21 +66,14 @@ def starting(scheduler: Scheduler) -> asyncio.Task[Grant]:
     return asyncio.create_task(start(scheduler))
 
 
-async def until(true: Callable[[], object]) -> None:
-    """Wait for a condition: the messages of a fleet come over a network."""
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0)
-
-
 def is_stale(grant: Grant) -> bool:
     return grant.stale
 
 
-class TurnsTogether:
+class LeasesTogether:
     """To be inherited by a class with the fixtures `member` and `time`."""
 
-    async def test_a_429_holds_for_every_start_that_others_have_not_made(
+    async def test_a_429_holds_for_every_request_that_others_have_not_sent(
         self, member: Member, time: Time
     ) -> None:
         one, other = await member(), await member()
@@ -146,7 +140,7 @@ class TurnsTogether:
         await until(waiting.done)
         (await waiting).release()
 
-    async def test_what_another_process_did_is_told_by_why(
+    async def test_why_tells_the_requests_of_another_process(
         self, member: Member, time: Time
     ) -> None:
         one, other = await member(), await member()
@@ -180,7 +174,7 @@ class TurnsTogether:
         await until(lambda: not is_paused(one, HOST))
 
     @pytest.mark.parametrize("how", ["pause", "block"])
-    async def test_what_an_operator_lifts_is_lifted_for_those_who_never_heard_of_it(
+    async def test_a_block_lifted_by_one_ends_for_members_that_missed_the_block(
         self, member: Member, time: Time, how: str
     ) -> None:
         one = await member()
@@ -223,7 +217,7 @@ class TurnsTogether:
         (await waiting).release()
 
     @pytest.mark.parametrize("members", [1, 2])
-    async def test_hosts_of_one_group_that_ask_at_once_all_get_their_turns(
+    async def test_hosts_of_one_group_that_ask_at_once_all_get_leases(
         self, member: Member, time: Time, members: int
     ) -> None:
         """The denials of a call report the group's clock, which the grant of the same call has just

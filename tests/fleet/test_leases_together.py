@@ -16,7 +16,7 @@ from gatekeeper.pacing.scheduler import Scheduler
 from tests.fleet.conftest import FleetTime, Join, ShiftedClock
 from tests.fleet.server import Server
 from tests.pacing.budget_rules import DailyBudgets
-from tests.pacing.turns_together import PATIENCE, Member, TurnsTogether
+from tests.pacing.leases_together import PATIENCE, LeasesTogether, Member
 
 AT_REST = 20
 """Turns of the loop without calls in flight, after which earlier messages have been received."""
@@ -124,7 +124,7 @@ async def member(join: Join, time: SteppedTime) -> AsyncIterator[Member]:
         await scheduler.close()
 
 
-class TestTurnsTogetherOverAServer(TurnsTogether):
+class TestLeasesTogetherOverAServer(LeasesTogether):
     """The same tests as over a ledger in memory."""
 
 

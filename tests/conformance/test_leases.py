@@ -12,19 +12,14 @@ import pytest
 
 from gatekeeper import ConfigError, Deferred, Denied, LeaseTimeout
 from gatekeeper.clock import utc
-from gatekeeper.session.middleware import gate_middleware
+from tests.conformance.ways import session_on
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 PACED = {"pacing": {"default_interval": 2.0}}
 
 
-def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(resolver=internet.resolver, ssl=internet.client_ssl)
-    return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))
-
-
-async def test_a_lease_says_what_it_is_for(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_lease_has_its_url_and_its_decision(internet: FakeInternet, open_gate: Any) -> None:
     internet.site("a.test").robots(DENYING)
     gate = await open_gate(internet)
     async with gate.lease("http://A.test/x#top", timeout=10) as lease:
@@ -36,7 +31,7 @@ async def test_a_lease_says_what_it_is_for(internet: FakeInternet, open_gate: An
     assert lease.ended
 
 
-async def test_a_lease_of_acquire_can_be_a_block_too(
+async def test_a_lease_of_acquire_is_a_context_manager(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     """Inside it a request adopts the lease; leaving it, if by an exception, ends the lease."""
@@ -77,7 +72,9 @@ async def test_an_unreachable_file_defers_a_lease(internet: FakeInternet, open_g
     assert caught.value.retry_at is not None
 
 
-async def test_a_turn_that_does_not_come_in_time(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_lease_that_does_not_come_in_time_raises_lease_timeout(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     held = await gate.acquire("http://a.test/1", owned=False)
@@ -87,7 +84,7 @@ async def test_a_turn_that_does_not_come_in_time(internet: FakeInternet, open_ga
     held.end()
 
 
-async def test_a_task_that_would_wait_for_itself_is_told_at_once(
+async def test_a_task_that_would_wait_for_its_own_lease_is_refused_at_once(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     internet.site("a.test").robots("")
@@ -120,7 +117,7 @@ async def test_an_error_in_the_block_frees_the_slot(internet: FakeInternet, open
         pass
 
 
-async def test_a_lease_given_back_leaves_the_turn_to_the_next(
+async def test_a_lease_given_back_unused_is_granted_to_the_next(
     internet: FakeInternet, open_gate: Any
 ) -> None:
     internet.site("a.test").robots("")
@@ -131,7 +128,9 @@ async def test_a_lease_given_back_leaves_the_turn_to_the_next(
     second.end()
 
 
-async def test_a_cancelled_waiter_leaves_its_place(internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_cancelled_waiter_does_not_delay_the_next(
+    internet: FakeInternet, open_gate: Any
+) -> None:
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     held = await gate.acquire("http://a.test/1", owned=False)
@@ -160,7 +159,9 @@ async def test_leases_are_paced(virtual_internet: FakeInternet, open_gate: Any) 
     assert max(site.gaps()[1:]) < 11.0
 
 
-async def test_a_host_s_turns_are_its_own(virtual_internet: FakeInternet, open_gate: Any) -> None:
+async def test_hosts_do_not_delay_each_other(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
     for name in ("a", "b", "c"):
         virtual_internet.site(f"{name}.test").robots("User-agent: *\nCrawl-delay: 10\n")
     gate = await open_gate(virtual_internet)
@@ -194,7 +195,7 @@ async def test_retry_after_is_obeyed(virtual_internet: FakeInternet, open_gate: 
     assert site.gaps()[-1] >= 120.0
 
 
-async def test_a_turn_beyond_the_timeout_is_refused_at_once(
+async def test_a_lease_due_after_the_timeout_is_refused_at_once(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
     virtual_internet.site("a.test").robots("")
@@ -210,7 +211,7 @@ async def test_a_turn_beyond_the_timeout_is_refused_at_once(
 
 
 @pytest.mark.parametrize("name", ["*", "*bot/1.0"])
-async def test_no_request_is_sent_as_everybody(
+async def test_a_lease_for_the_user_agent_star_is_refused(
     internet: FakeInternet, open_gate: Any, name: str
 ) -> None:
     """A question may be about `*`; a lease is for a request, which has a name."""
@@ -228,7 +229,7 @@ async def test_no_request_is_sent_as_everybody(
 
 
 @pytest.mark.parametrize("until", [float("nan"), datetime(2030, 1, 1)])
-async def test_a_block_until_no_moment_is_a_mistake(
+async def test_a_block_until_a_time_without_a_zone_is_refused(
     internet: FakeInternet, open_gate: Any, until: float | datetime
 ) -> None:
     """A time without a time zone could end the block hours early."""
@@ -239,7 +240,9 @@ async def test_a_block_until_no_moment_is_a_mistake(
     assert any(clock.kind == "block" for clock in await gate.why("a.test"))
 
 
-async def test_a_block_is_waited_out(virtual_internet: FakeInternet, open_gate: Any) -> None:
+async def test_a_lease_waits_for_the_end_of_a_block(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
     virtual_internet.site("a.test").robots("")
     gate = await open_gate(virtual_internet)
     clock = virtual_internet.clock
@@ -352,7 +355,7 @@ async def test_a_denied_request_sends_no_byte(internet: FakeInternet, open_gate:
         ({"status": 429, "retry_after": [120]}, "retry_after must be seconds such"),
     ],
 )
-async def test_a_report_of_the_wrong_type_is_told_and_changes_nothing(
+async def test_a_report_of_the_wrong_type_is_refused_and_changes_nothing(
     internet: FakeInternet, open_gate: Any, report: dict[str, Any], told: str
 ) -> None:
     internet.site("a.test").robots("")
