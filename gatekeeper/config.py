@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import inspect
@@ -24,6 +24,9 @@ from gatekeeper import urls
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.urls import not_text, printable, without_credentials
+
+if TYPE_CHECKING:
+    from gatekeeper.robots import Policy, RobotsTxt
 
 # A library leaves it to the application to handle its log records. The line is here because every
 # module that logs imports the settings; the parser and the start of the command need no logging.
@@ -57,6 +60,15 @@ class RobotsConfig(_Section, frozen=True):
     v2_semantics: Literal["order", "precedence"] = "order"
     inherit_crawl_delay: bool = False
     """VND-09: an agent with a group of its own still inherits Crawl-delay from `*`."""
+
+    def policy(self, robots: RobotsTxt, agent: str) -> Policy:
+        """Return the policy of a file for one agent, by these settings."""
+        return robots.policy(
+            agent,
+            conflicts=self.conflicts,
+            v2_semantics=self.v2_semantics,
+            inherit_crawl_delay=self.inherit_crawl_delay,
+        )
 
 
 class FetchConfig(_Section, frozen=True):

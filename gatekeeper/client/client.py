@@ -675,12 +675,7 @@ def policy_of(
     if robots is None:
         welcome = explanation.decision.verdict is Verdict.ALLOW
         robots = RobotsTxt.parse("" if welcome else "User-agent: *\nDisallow: /\n")
-    return robots.policy(
-        agent,
-        conflicts=settings.conflicts,
-        v2_semantics=settings.v2_semantics,
-        inherit_crawl_delay=settings.inherit_crawl_delay,
-    )
+    return settings.policy(robots, agent)
 
 
 # --- names of agents ------------------------------------------------------------------------

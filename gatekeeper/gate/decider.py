@@ -477,13 +477,7 @@ class Decider:
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
         """Return the policy of any file for one agent, by the `[robots]` settings."""
-        settings = self._config.robots
-        return robots.policy(
-            agent,
-            conflicts=settings.conflicts,
-            v2_semantics=settings.v2_semantics,
-            inherit_crawl_delay=settings.inherit_crawl_delay,
-        )
+        return self._config.robots.policy(robots, agent)
 
     def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
         """Return the interval that the file asks for, with the line it comes from."""
