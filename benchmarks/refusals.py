@@ -17,8 +17,8 @@ from benchmarks.report import Table
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.pacing.engine import Engine
+from gatekeeper.pacing.host_settings import Rules
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.rules import Rules
 from gatekeeper.robots.timing import RobotsInterval
 
 __all__ = ["SCENES", "Day", "Scene", "run", "simulate"]

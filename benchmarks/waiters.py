@@ -179,7 +179,7 @@ async def _queue(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
 def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Waiting]]]:
     async def polls(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
         from gatekeeper.client.wire import LeaseRequestBody
-        from gatekeeper.sidecar.waiting import LeaseWaiters
+        from gatekeeper.sidecar.lease_requests import LeaseWaiters
 
         gate = await _gate(stack)
         room = LeaseWaiters(gate.config.server, gate._clock)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
     )
     from gatekeeper.fleet import RedisLedger as RedisLedger
     from gatekeeper.gate import Gatekeeper as Gatekeeper, GateStats as GateStats
-    from gatekeeper.gate.leases import Lease as Lease
+    from gatekeeper.gate.lease import Lease as Lease
     from gatekeeper.gate.protocols import Gate as Gate
     from gatekeeper.session.middleware import signals as signals
     from gatekeeper.pacing.ledger import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         Ledger as Ledger,
         NotBefore as NotBefore,
     )
-    from gatekeeper.pacing.waiting import ClockView as ClockView
+    from gatekeeper.pacing.waiters import ClockView as ClockView
     from gatekeeper.queue.polite import PoliteQueue as PoliteQueue
     from gatekeeper.client.client import (
         RemoteGatekeeper as RemoteGatekeeper,
@@ -92,10 +92,10 @@ else:  # imported on first use: a program that only parses files does not load a
             ),
             "gatekeeper.fleet": "RedisLedger",
             "gatekeeper.gate": "Gatekeeper GateStats",
-            "gatekeeper.gate.leases": "Lease",
+            "gatekeeper.gate.lease": "Lease",
             "gatekeeper.gate.protocols": "Gate",
             "gatekeeper.session.middleware": "signals",
-            "gatekeeper.pacing.waiting": "ClockView",
+            "gatekeeper.pacing.waiters": "ClockView",
             "gatekeeper.pacing.ledger": "Granted Ledger NotBefore",
             "gatekeeper.queue": "PoliteQueue",
             "gatekeeper.robots": (

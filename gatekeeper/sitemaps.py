@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.gate.leases import Lease
+    from gatekeeper.gate.lease import Lease
 
 _log = logging.getLogger(__name__)
 

@@ -24,16 +24,16 @@ from functools import partial
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
-from gatekeeper.client.leases import RemoteLease
+from gatekeeper.client.remote_leases import RemoteLease
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
 from gatekeeper.gate import Gatekeeper, GateStats
+from gatekeeper.gate.lease import Lease
 from gatekeeper.gate.lease_base import bind, unbind
-from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.protocols import ConnectionInUse
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.sitemaps import SitemapEntry, SitemapFinding, Sitemaps
 

@@ -101,7 +101,7 @@ ELSEWHERE = {
     "clock.py": 1,  # the boot id of the system
     "config.py": 1,  # read_file itself
     "signing.py": 1,  # a key that is written
-    "sidecar/leases.py": 2,  # the journal of leases: our own, beside the state
+    "sidecar/held_leases.py": 2,  # the journal of leases: our own, beside the state
     "sidecar/listening.py": 1,  # the folder of a socket, kept open
     "sidecar/pages/shell.py": 1,  # static files of the package
     "terminal.py": 2,  # the null device

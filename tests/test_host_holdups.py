@@ -31,7 +31,7 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
     Withheld,
 )
-from gatekeeper.pacing.waiting import HostStatus
+from gatekeeper.pacing.waiters import HostStatus
 from tests.internet import FakeInternet, Page
 from tests.waiting_support import until
 

@@ -21,7 +21,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import TaskWaiter
+from gatekeeper.pacing.waiters import TaskWaiter
 from gatekeeper.queue.origin_queues import WaitingTasks
 from gatekeeper.robots.timing import RobotsInterval
 from tests.internet import FakeInternet

@@ -157,7 +157,7 @@ def _check_addresses(allow: tuple[str, ...]) -> None:
 
     Raises ConfigError.
     """
-    from gatekeeper.fetching.guard_policy import Guard  # noqa: PLC0415 - `--help` stays quick
+    from gatekeeper.fetching.allowed_addresses import Guard  # noqa: PLC0415 - `--help` stays quick
 
     try:
         Guard(Config(guard=GuardConfig(allow=allow)))

@@ -39,8 +39,8 @@ from gatekeeper.client.connection import (
     read,
     read_line,
 )
-from gatekeeper.client.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.client.questions import Question, Questions, RememberedDecisions
+from gatekeeper.client.remote_leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
@@ -53,7 +53,7 @@ from gatekeeper.config import (
 )
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.pacing.deadlock import WaitGraph
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.session.middleware import gate_middleware

@@ -16,7 +16,7 @@ import msgspec
 
 from gatekeeper.clock import UtcTime
 from gatekeeper.decision import Decision
-from gatekeeper.pacing.waiting import ClockView, HostState
+from gatekeeper.pacing.waiters import ClockView, HostState
 from gatekeeper.robots import Candidate, Policy
 from gatekeeper.sitemaps import SitemapFinding
 

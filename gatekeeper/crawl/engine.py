@@ -37,7 +37,7 @@ from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.gate.leases import Lease
+    from gatekeeper.gate.lease import Lease
 
 
 # --- one URL and its response ----------------------------------------------------------------

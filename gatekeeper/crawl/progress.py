@@ -17,7 +17,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.crawl.manifest import Entry, Result
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL, StorageError, quoted
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Severity
 from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.terminal import paint

@@ -43,7 +43,7 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
-from gatekeeper.fetching.guard_policy import Guard
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.limits import PrioritySemaphore, current_deadline
 from gatekeeper.library_internals import (
     DialConnector,

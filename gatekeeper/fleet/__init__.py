@@ -2,7 +2,7 @@
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import FleetConfig
-from gatekeeper.fleet.ledger import RedisLedger
+from gatekeeper.fleet.redis_ledger import RedisLedger
 from gatekeeper.fleet.sharded import ShardedLedger
 from gatekeeper.pacing.ledger import FleetStats
 

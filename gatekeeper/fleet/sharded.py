@@ -20,8 +20,8 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource, Validators
-from gatekeeper.fleet.ledger import RedisLedger, SharedLog
 from gatekeeper.fleet.overrides import FleetOverrides
+from gatekeeper.fleet.redis_ledger import RedisLedger, SharedLog
 from gatekeeper.pacing.ledger import (
     End,
     FleetStats,

@@ -27,7 +27,7 @@ from gatekeeper.config import Config, token_of
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.descriptors import describe_shortage
 from gatekeeper.errors import InvalidURL, LedgerLost
-from gatekeeper.fetching.guard_policy import Guard
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.outcomes import Outcome, OutcomeRow
 from gatekeeper.fetching.records import (
     FileText,
@@ -39,9 +39,9 @@ from gatekeeper.fetching.records import (
     TwoClocks,
 )
 from gatekeeper.http_fields import utc
-from gatekeeper.pacing.rules import BudgetSpent, HostRules
+from gatekeeper.pacing.host_settings import BudgetSpent, HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
-from gatekeeper.pacing.waiting import HostHoldup
+from gatekeeper.pacing.waiters import HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt

@@ -26,16 +26,16 @@ from gatekeeper.clock import Clock, SystemClock, block_end
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import AsyncOnly, GateClosed, StorageError
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import GuardedConnector, HostAddresses
-from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate.decider import Decider
-from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
+from gatekeeper.gate.lease import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
 from gatekeeper.gate.protocols import DeadlineMiddleware, SharingLedger
 from gatekeeper.gate.questions import GateQuestions, GateStats
@@ -44,7 +44,7 @@ from gatekeeper.late import late
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import ClockView, HostHoldup
+from gatekeeper.pacing.waiters import ClockView, HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.storage.base import HistoryEntry, Storage

@@ -12,13 +12,13 @@ from aiohttp.abc import AbstractResolver
 from gatekeeper.clock import Clock
 from gatekeeper.config import IdentityConfig
 from gatekeeper.errors import GateClosed
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.directory import Directory, OnRetrieval
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider
-from gatekeeper.gate.leases import Lease, LeaseManager
+from gatekeeper.gate.lease import Lease, LeaseManager
 from gatekeeper.gate.protocols import DeadlineMiddleware
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.late import late

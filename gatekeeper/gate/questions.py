@@ -17,9 +17,9 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, refuse_unless_open, utc
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout, refuse_single_text
+from gatekeeper.fetching.allowed_addresses import GuardStats
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import HostAddresses
-from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, NoLeaseError

@@ -32,7 +32,7 @@ from gatekeeper.errors import (
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent
 from gatekeeper.integrations.hops import hand_out, take_back
-from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease, queue_gate
+from gatekeeper.integrations.queue_refusals import MAX_WAIT, RefusedLease, queue_gate
 from gatekeeper.queue.polite import PoliteQueue, Turn
 
 with needs_extra("crawlee", __name__):

@@ -32,8 +32,8 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
 )
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.guard import GuardedResolver
-from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request

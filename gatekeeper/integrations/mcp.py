@@ -34,7 +34,7 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate.protocols import Gate
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.session.polite import plain_session, polite_session, session_gate
 from gatekeeper.sitemaps import Sitemaps, parse_since
 from gatekeeper.storage.base import Storage

@@ -63,7 +63,7 @@ from gatekeeper.integrations.hops import (
     config_of,
     unless_default,
 )
-from gatekeeper.pacing.rules import HostRules
+from gatekeeper.pacing.host_settings import HostRules
 
 with needs_extra("mitmproxy", __name__):
     from cryptography.hazmat.primitives import serialization

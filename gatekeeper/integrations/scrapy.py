@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from gatekeeper.errors import GatekeeperError, InvalidURL, StorageError, needs_extra
-from gatekeeper.integrations.queue_gate import queue_gate
+from gatekeeper.integrations.queue_refusals import queue_gate
 from gatekeeper.library_internals import wake_scrapy
 from gatekeeper.queue.files import Entry, KeptEntries
 from gatekeeper.queue.polite import PoliteQueue, Turn

@@ -38,7 +38,7 @@ from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
-from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease
+from gatekeeper.integrations.queue_refusals import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
 from gatekeeper.page_rules import html_in, page_signals
 from gatekeeper.queue.polite import Turn

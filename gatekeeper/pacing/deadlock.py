@@ -26,7 +26,7 @@ import msgspec
 
 from gatekeeper.clock import Clock, Deadline, DueHeap, SingleTimer
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.waiting import Need
+from gatekeeper.pacing.waiters import Need
 from gatekeeper.urls import mask
 
 _log = logging.getLogger(__name__)

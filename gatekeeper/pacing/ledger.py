@@ -31,8 +31,8 @@ import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.errors import LedgerLost
+from gatekeeper.pacing.host_settings import DailyBudget
 from gatekeeper.pacing.queues import ScopeQueue
-from gatekeeper.pacing.rules import DailyBudget
 
 HOLD = 20.0
 """The time to live of a hold in seconds; renewing it starts the time anew."""

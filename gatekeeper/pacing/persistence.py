@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 from gatekeeper.clock import Clock, Stamp, boot_of, stamp
 from gatekeeper.errors import LeaseTimeout, StorageError
+from gatekeeper.pacing.host_settings import DAY, SHARED_PREFIXES, Rules, Usage
 from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, Rules, Usage
 from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage

@@ -27,6 +27,7 @@ from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, report_of
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.host_settings import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
 from gatekeeper.pacing.ledger import (
     Hold,
     Ledger,
@@ -38,9 +39,8 @@ from gatekeeper.pacing.ledger import (
 )
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
-from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
-from gatekeeper.pacing.waiting import (
+from gatekeeper.pacing.waiters import (
     MAX_PER_ITERATION,
     Admit,
     ClockView,

@@ -20,7 +20,7 @@ import msgspec
 
 from gatekeeper.clock import number, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings, Usage
+from gatekeeper.pacing.host_settings import DAY, DailyBudget, ScopeSettings, Usage
 from gatekeeper.robots.timing import RobotsInterval
 
 INF = float("inf")

@@ -25,7 +25,7 @@ from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.decision import Decision
 from gatekeeper.errors import refuse_wrong_wait
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.leases import Lease
+from gatekeeper.gate.lease import Lease
 from gatekeeper.pacing.deadlock import Choice, WaitGraph
 from gatekeeper.queue.files import Entry, KeptEntries, OverflowFile
 from gatekeeper.urls import host_of

@@ -22,7 +22,7 @@ from gatekeeper.errors import AsyncOnly, Denied, GateClosed, LeaseTimeout
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import ANY_FILE, TaskWait, WaitGraph
-from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
+from gatekeeper.pacing.waiters import MAX_PER_ITERATION, Entrance
 from gatekeeper.queue.files import Entry, KeptEntries
 from gatekeeper.queue.origin_queues import (
     IN_MEMORY,

@@ -1,7 +1,7 @@
 """aiohttp sessions with a gate and a guard: see `gatekeeper.session.polite`."""
 
 from gatekeeper.fetching.fetcher import send_once
-from gatekeeper.fetching.guard_policy import Guard, Refusal
+from gatekeeper.fetching.allowed_addresses import Guard, Refusal
 from gatekeeper.session.polite import (
     guarded_connector,
     plain_session,

@@ -21,9 +21,9 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SharedTimer, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.fetcher import FirstAnswer, send_once
 from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
-from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request

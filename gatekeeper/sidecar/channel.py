@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.config import Config, HostRule
-from gatekeeper.sidecar.pages.feeds import BatchNote, DecisionNote
+from gatekeeper.sidecar.pages.recent_decisions import BatchNote, DecisionNote
 from gatekeeper.sidecar.security import Token
 
 

@@ -31,8 +31,8 @@ from gatekeeper.library_internals import (
     idle_transport,
     is_answering,
 )
-from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.inline import Request, RequestReader
+from gatekeeper.sidecar.routing import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.security import UNIX
 from gatekeeper.urls import printable
 

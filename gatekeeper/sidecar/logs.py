@@ -23,8 +23,8 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.sidecar.background import in_thread
-from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
 from gatekeeper.sidecar.metrics import Samples
+from gatekeeper.sidecar.routing import METHODS, Problem, Route, Router
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider

@@ -28,7 +28,7 @@ from gatekeeper.clock import SystemClock
 from gatekeeper.config import MEMORY, Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.sidecar.leases import LeaseJournal
+from gatekeeper.sidecar.held_leases import LeaseJournal
 from gatekeeper.sidecar.listening import (
     Acceptor,
     Server,

@@ -21,10 +21,9 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.client.wire import decision_headers
 from gatekeeper.errors import AddressRefused
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.guard import GuardedResolver
-from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.library_internals import tunnel_reader
-from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
 from gatekeeper.sidecar.routes.fetch import (
     hold_while_read,
     pass_page_on,
@@ -32,11 +31,12 @@ from gatekeeper.sidecar.routes.fetch import (
     time_limit,
     with_lease,
 )
+from gatekeeper.sidecar.routing import METHODS, Call, Problem, read_octets
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from gatekeeper.gate.leases import Lease
+    from gatekeeper.gate.lease import Lease
     from gatekeeper.sidecar.service import Service
 
 _ROUTE_LABEL = "proxy"

@@ -11,7 +11,7 @@ import msgspec
 
 from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
-from gatekeeper.fetching.guard_policy import Guard
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar import security
 from gatekeeper.sidecar.listening import diagnostics_address

@@ -23,8 +23,8 @@ from cachetools import LRUCache
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import ANY_ROLE, CRAWL, Problem, Role
 from gatekeeper.sidecar.metrics import Samples
+from gatekeeper.sidecar.routing import ANY_ROLE, CRAWL, Problem, Role
 
 _log = logging.getLogger(__name__)
 

@@ -27,10 +27,19 @@ from gatekeeper.clock import Clock, Deadline, OwnedTasks, SystemClock, deadline,
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.library_internals import HEAD_LIMITS
-from gatekeeper.pacing.waiting import Entrance
+from gatekeeper.pacing.waiters import Entrance
 from gatekeeper.sidecar.background import FileReader, OriginLearner
 from gatekeeper.sidecar.channel import Configure
-from gatekeeper.sidecar.exchange import (
+from gatekeeper.sidecar.held_leases import LeaseJournal, LeaseTable
+from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
+from gatekeeper.sidecar.lease_requests import OpenStreams
+from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
+from gatekeeper.sidecar.metrics import Metrics, gate_samples
+from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed
+from gatekeeper.sidecar.pages.shell import Sessions
+from gatekeeper.sidecar.pages.state import OperatorState
+from gatekeeper.sidecar.replica import GateAnswers
+from gatekeeper.sidecar.routing import (
     METHODS,
     Call,
     EmptyObject,
@@ -40,16 +49,7 @@ from gatekeeper.sidecar.exchange import (
     Route,
     Router,
 )
-from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
-from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
-from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
-from gatekeeper.sidecar.metrics import Metrics, gate_samples
-from gatekeeper.sidecar.pages.feeds import DecisionFeed
-from gatekeeper.sidecar.pages.shell import Sessions
-from gatekeeper.sidecar.pages.state import OperatorState
-from gatekeeper.sidecar.replica import GateAnswers
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
-from gatekeeper.sidecar.waiting import OpenStreams
 from gatekeeper.sidecar.workers import Owner
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.listening import Server
     from gatekeeper.sidecar.logs import DecisionLog
     from gatekeeper.sidecar.metrics import Metrics, Samples
-    from gatekeeper.sidecar.pages.feeds import DecisionFeed
+    from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed
     from gatekeeper.sidecar.security import ClientLimits
 
 _log = logging.getLogger(__name__)

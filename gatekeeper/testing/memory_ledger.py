@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gatekeeper.clock import NEVER, Clock, micros
+from gatekeeper.pacing.host_settings import DAY, DailyBudget, ScopeSettings
 from gatekeeper.pacing.ledger import (
     HOLD,
     LAPSE,
@@ -27,7 +28,6 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
     TakeRequest,
 )
-from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings
 from gatekeeper.pacing.scopes import INF, Scope, ScopeHistory
 
 

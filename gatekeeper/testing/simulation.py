@@ -21,9 +21,9 @@ import msgspec
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.host_settings import DAY, BudgetSpent, Rules
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import Offer, Waiter
-from gatekeeper.pacing.rules import DAY, BudgetSpent, Rules
 from gatekeeper.pacing.scopes import INF, NO_RATE, Scope
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.virtual_clock import VirtualClock

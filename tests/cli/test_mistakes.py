@@ -13,7 +13,7 @@ from gatekeeper.cli import COMMANDS, main
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.leases import LeaseJournal
+from gatekeeper.sidecar.held_leases import LeaseJournal
 from gatekeeper.sidecar.listening import open_sockets
 
 Capture = pytest.CaptureFixture[str]

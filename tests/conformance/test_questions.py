@@ -11,7 +11,7 @@ import pytest
 
 from gatekeeper import ConfigError, Denied, InvalidURL, Reason, State, Verdict
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
+from gatekeeper.fetching.allowed_addresses import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from tests.internet import FakeInternet, Hold, Page
 from tests.waiting_support import until
 

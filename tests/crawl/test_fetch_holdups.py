@@ -15,7 +15,7 @@ from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.crawl.progress import TURN, Holdup, HoldupReporter, Plain, WaitingHosts
 from gatekeeper.crawl.runner import INTERRUPTED, Job, crawl
 from gatekeeper.decision import Reason
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiters import ClockView
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
 from tests.internet import FakeInternet, Hold, Page
 

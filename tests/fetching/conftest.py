@@ -11,8 +11,8 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, Validators
 from gatekeeper.session import guarded_connector
 from gatekeeper.urls import Target

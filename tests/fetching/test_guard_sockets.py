@@ -17,8 +17,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from gatekeeper.config import Config, GuardConfig
 from gatekeeper.decision import BLOCKED_NOTE, Reason
 from gatekeeper.errors import AddressRefused, ConfigError, Denied
+from gatekeeper.fetching.allowed_addresses import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, Guard, Kind
 from gatekeeper.fetching.guard import GuardedResolver
-from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, Guard, Kind
 from gatekeeper.session import guarded_connector
 from tests.internet import Fail, FakeInternet, has_ipv6
 

@@ -13,8 +13,8 @@ from gatekeeper import urls
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.errors import InvalidURL
+from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.guard import GuardedResolver
-from gatekeeper.fetching.guard_policy import Guard
 from tests.internet import Fail, Names
 
 VECTORS = [

@@ -10,7 +10,7 @@ import pytest
 from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import FleetConfig
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet import ledger as ledger_module
+from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet import store as store_module
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import real_time

@@ -32,7 +32,7 @@ from gatekeeper.clock import Timer
 from gatekeeper.config import Config, FleetConfig, PacingConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
-from gatekeeper.fleet import ledger as ledger_module
+from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet.scripts import FORMAT, TURN
 from gatekeeper.fleet.store import CALL_DEADLINE, StoreDown
 from gatekeeper.pacing.scheduler import Scheduler

@@ -19,7 +19,7 @@ import trustme
 from gatekeeper.config import FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fleet import RedisLedger
-from gatekeeper.fleet import ledger as ledger_module
+from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.scripts import FORMAT
 from gatekeeper.fleet.store import Store, StoreAttempts, StoreDown, StoreRefuses

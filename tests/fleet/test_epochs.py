@@ -602,7 +602,7 @@ async def test_a_heartbeat_goes_on_after_an_unexpected_error(
     join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = await join()
-    monkeypatch.setattr("gatekeeper.fleet.ledger.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("gatekeeper.fleet.redis_ledger.HEARTBEAT_SECONDS", 0.02)
     run, script = ledger._store.run, ledger._store.script
     broken = 0
 

@@ -71,7 +71,7 @@ def test_a_waiter_that_gives_up_leaves_no_hold(client: Any, seeds: Sequence[int]
 def test_the_explorer_finds_a_hold_that_nobody_owns(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.fleet.ledger.repeated_ends", lambda calls, is_over: [])
+    monkeypatch.setattr("gatekeeper.fleet.redis_ledger.repeated_ends", lambda calls, is_over: [])
     found = [one for seed in OVERTAKEN for one in explore(impatient(seed), client).violations]
     assert found
     assert all(one.startswith("left for nobody") for one in found)

@@ -13,7 +13,7 @@ import pytest
 
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
-from gatekeeper.fleet.ledger import MAX_FLIGHTS
+from gatekeeper.fleet.redis_ledger import MAX_FLIGHTS
 from gatekeeper.fleet.store import Flights
 from gatekeeper.pacing.ledger import End, Granted, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
@@ -274,7 +274,7 @@ async def test_a_hold_that_ends_while_it_is_pushed_keeps_its_clock(
 ) -> None:
     """After the store lost its data. Its clock did not lie ahead, so the hold alone tells of it."""
     ledger, ending = far.ledger, list[asyncio.Task[None]]()
-    monkeypatch.setattr("gatekeeper.fleet.ledger._PUSH_BATCH", 1)
+    monkeypatch.setattr("gatekeeper.fleet.redis_ledger._PUSH_BATCH", 1)
     listen_to, execute = Listener(), ledger._execute
     monkeypatch.setattr(listen_to, "clocks", lambda: [ScopeClock("known", 5.0, 60.0)])
     ledger.listen("a", listen_to)

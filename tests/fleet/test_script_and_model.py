@@ -21,8 +21,9 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet.ledger import _TokenState
 from gatekeeper.fleet.operations import end_operation, report_operation, scope_view
+from gatekeeper.fleet.redis_ledger import _TokenState
+from gatekeeper.pacing.host_settings import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
     End,
     Granted,
@@ -32,7 +33,6 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     TakeRequest,
 )
-from gatekeeper.pacing.rules import DAY, DailyBudget
 from gatekeeper.testing import memory_ledger
 from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.fleet.server import Server

@@ -26,7 +26,7 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import BLOCKED_NOTE
-from gatekeeper.fetching.guard_policy import (
+from gatekeeper.fetching.allowed_addresses import (
     ADDRESS_NOTE,
     NAME_NOTE,
     NO_NAME_NOTE,

@@ -12,7 +12,7 @@ import pytest
 from gatekeeper import Gatekeeper, PoliteQueue, Reason, SidecarError
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.integrations.queue_gate import RefusedLease, queue_gate
+from gatekeeper.integrations.queue_refusals import RefusedLease, queue_gate
 from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.ways import AGENT, World, settings
 from tests.internet import FakeInternet, Page

@@ -794,7 +794,7 @@ async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
     already_waits: bool, asked_by: str
 ) -> None:
     """Whichever request caused it, and whether or not the next request is in the scheduler yet."""
-    from gatekeeper.integrations.queue_gate import RefusedLease, queue_gate
+    from gatekeeper.integrations.queue_refusals import RefusedLease, queue_gate
 
     clock = VirtualClock()
     pacing = PacingConfig(default_interval=0.0)

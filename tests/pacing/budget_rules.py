@@ -10,9 +10,9 @@ import pytest
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.grants import Grant
-from gatekeeper.pacing.rules import DAY, BudgetSpent
+from gatekeeper.pacing.host_settings import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import received
+from gatekeeper.pacing.waiters import received
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.leases_together import PATIENCE, Member, Time
 

@@ -13,7 +13,7 @@ import pytest
 from gatekeeper.clock import Clock, VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.pacing.grants import Grant
-from gatekeeper.pacing.rules import DAY, BudgetSpent
+from gatekeeper.pacing.host_settings import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing_support import due_at, is_paused

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pytest
 
+from gatekeeper.pacing.host_settings import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
     LAPSE,
     End,
@@ -22,7 +23,6 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     TakeRequest,
 )
-from gatekeeper.pacing.rules import DAY, DailyBudget
 from tests.waiting_support import until
 
 PATIENCE = 20.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.grants import Grant
-from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import UNKNOWN, BackOff, RequestReport, ScopeHistory, interval_for
 from gatekeeper.robots.timing import RobotsInterval

@@ -13,8 +13,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, HostRule, PacingConfig, StorageConfig
 from gatekeeper.errors import StorageError
+from gatekeeper.pacing.host_settings import DAY
 from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
-from gatekeeper.pacing.rules import DAY
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage import SqliteStorage

@@ -24,7 +24,7 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.deadlock import Choice, WaitGraph, WaitsForItself
-from gatekeeper.pacing.waiting import Need
+from gatekeeper.pacing.waiters import Need
 from tests.internet import Drip, FakeInternet, Stall, redirect
 
 MakeGate = Callable[..., AbstractAsyncContextManager[Gatekeeper]]

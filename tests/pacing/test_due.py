@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.scopes import INF, Scope, ScopeHistory
-from gatekeeper.pacing.waiting import clock_holdups
+from gatekeeper.pacing.waiters import clock_holdups
 
 NOW = 100.0
 TIMES = st.sampled_from([-INF, 50.0, 99.0, NOW, 101.0, 150.0])

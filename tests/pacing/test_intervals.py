@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.scopes import LONGEST, RequestReport, ScopeHistory, interval_for, jittered
 from gatekeeper.robots.timing import RobotsInterval
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.clock import SingleTimer, VirtualClock
+from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.queues import QueuePlace, Queues, Waiter
-from gatekeeper.pacing.rules import ScopeSettings
 from gatekeeper.pacing.scopes import INF, Scope
 
 

@@ -9,8 +9,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.reload import check_server
+from gatekeeper.sidecar.routing import Problem
 from gatekeeper.sidecar.security import (
     ANY_LITERAL,
     Admission,

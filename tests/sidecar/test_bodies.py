@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 
 from gatekeeper.client.wire import Batch
-from gatekeeper.sidecar.exchange import Problem, read_body
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.check import WhatIf
 from gatekeeper.sidecar.routes.table import ROUTES
+from gatekeeper.sidecar.routing import Problem, read_body
 from tests.effort import of_many
 from tests.internet import FakeInternet
 

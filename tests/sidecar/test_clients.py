@@ -6,7 +6,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.sidecar.routing import Problem
 from gatekeeper.sidecar.security import ClientLimits
 
 

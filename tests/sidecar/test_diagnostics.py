@@ -13,8 +13,8 @@ import pytest
 from gatekeeper.config import Config, GuardConfig, ServerConfig, StorageConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import listening, process
-from gatekeeper.sidecar.exchange import ANY
 from gatekeeper.sidecar.routes.table import ROUTES
+from gatekeeper.sidecar.routing import ANY
 from gatekeeper.sidecar.service import DIAGNOSTICS, Service
 from tests.sidecar.test_every_route import path_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.exchange import ANY
 from gatekeeper.sidecar.routes.table import ROUTES
+from gatekeeper.sidecar.routing import ANY
 
 QUESTIONS = {
     "/v1/check": "url=http://a.test/page",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.gate import robots_pacing
-from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.fleet.server import BINARY, Server
 from tests.internet import FakeInternet, free_port

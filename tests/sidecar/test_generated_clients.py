@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.routes.service import document
+from gatekeeper.sidecar.routes.health import document
 from gatekeeper.sidecar.routes.table import ROUTES
 from tests.internet import FakeInternet, Page
 from tests.sidecar.test_tokens import BARE, with_tokens

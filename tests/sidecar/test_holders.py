@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gatekeeper.sidecar.service as service_module
-from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.rules import SHARED_PREFIXES, ScopeSettings
+from gatekeeper.pacing.host_settings import SHARED_PREFIXES, ScopeSettings
 from gatekeeper.pacing.scopes import Scope
-from gatekeeper.pacing.waiting import HostState, clock_holdups, state_by
+from gatekeeper.pacing.waiters import HostState, clock_holdups, state_by
 from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames
 from tests.internet import FakeInternet
 

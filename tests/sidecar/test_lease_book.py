@@ -13,8 +13,8 @@ import pytest
 from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import VirtualClock, boot_of
 from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable, OpenLease
+from gatekeeper.sidecar.held_leases import LeaseJournal, LeaseTable, OpenLease
+from gatekeeper.sidecar.routing import Problem
 from tests.internet import FakeInternet
 
 URL = "http://a.test/page"

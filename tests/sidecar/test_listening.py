@@ -17,8 +17,8 @@ from aiohttp import web
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import listening
-from gatekeeper.sidecar.exchange import Call
 from gatekeeper.sidecar.routes.hosts import ROUTES
+from gatekeeper.sidecar.routing import Call
 
 
 @pytest.fixture

@@ -377,7 +377,7 @@ async def test_a_host_header_is_accepted_once_it_is_listed(serve: Any) -> None:
 
 def test_a_guard_that_cannot_be_read_changes_nothing() -> None:
     from gatekeeper.errors import ConfigError
-    from gatekeeper.fetching.guard_policy import Guard
+    from gatekeeper.fetching.allowed_addresses import Guard
 
     guard = Guard(Config(guard=GuardConfig(allow=("10.0.0.0/8",))))
     with pytest.raises(ConfigError):

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.reload import Reloaded
+from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import Drip, FakeInternet, Hold, Page
 from tests.waiting_support import until
@@ -147,6 +147,6 @@ async def test_t17_the_client_that_reloads_gets_the_result(
             await asyncio.sleep(0)
         return Reloaded(applied=[], needs_restart=[])
 
-    monkeypatch.setattr("gatekeeper.sidecar.routes.service.reload", reload)
+    monkeypatch.setattr("gatekeeper.sidecar.routes.health.reload", reload)
     assert (await service.post("/v1/admin/reload", {}, headers=bearer(FIRST)))[0] == 200
     assert (await service.post("/v1/admin/reload", {}, headers=bearer(FIRST)))[0] == 401

@@ -26,7 +26,7 @@ import aiohttp
 import pytest
 
 from gatekeeper import RobotsTxt
-from gatekeeper.sidecar import exchange, listening
+from gatekeeper.sidecar import listening, routing
 from tests.effort import LONG
 from tests.internet import FakeInternet
 
@@ -304,7 +304,7 @@ async def test_t9_a_client_that_never_finishes_its_head_is_disconnected(
 async def test_t9_a_body_that_never_ends_is_answered_408(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr(routing, "BODY_TIMEOUT", 0.05)
     service = await serve()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -351,7 +351,7 @@ sys.path.insert(0, os.getcwd())
 if {loop!r} == "asyncio":
     sys.modules["uvloop"] = None  # as where it is not installed
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from gatekeeper.sidecar import listening
+from gatekeeper.sidecar import listening, routing
 listening.FIRST_REQUEST_SECONDS = 3600.0  # the crowd stays silent, however slow the machine
 sys.argv = ["gatekeeper", "serve", "--port", "0", "--storage", "memory"]
 runpy.run_module("gatekeeper", run_name="__main__")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.routes.service import document
+from gatekeeper.sidecar.routes.health import document
 from gatekeeper.sidecar.routes.table import ROUTES
 
 DOCUMENT = document(ROUTES, version="1")

@@ -14,7 +14,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.sidecar.metrics import Histogram
-from gatekeeper.sidecar.pages.feeds import POINTS, DecisionFeed
+from gatekeeper.sidecar.pages.recent_decisions import POINTS, DecisionFeed
 from gatekeeper.sidecar.routes import operators
 from gatekeeper.sidecar.routes.operators import MAX_EVENTS, masked
 from gatekeeper.sidecar.security import Token, Tokens
@@ -83,7 +83,7 @@ def test_totals_of_a_host_go_over_its_origins() -> None:
 
 
 def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.pages.feeds._HOSTS", 10)
+    monkeypatch.setattr("gatekeeper.sidecar.pages.recent_decisions._HOSTS", 10)
     feed = DecisionFeed(VirtualClock())
     for number in range(1000):
         feed.count_of("https://often.test").add(Verdict.ALLOW)
@@ -416,9 +416,9 @@ async def test_a_past_version_has_its_text(
 ) -> None:
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, StorageConfig
-    from gatekeeper.sidecar.exchange import Call, Problem
     from gatekeeper.sidecar.routes.check import RobotsQuery, past_version
     from gatekeeper.sidecar.routes.table import ROUTES
+    from gatekeeper.sidecar.routing import Call, Problem
     from gatekeeper.sidecar.service import Service
 
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /old\n")

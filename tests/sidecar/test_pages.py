@@ -17,7 +17,6 @@ import pytest
 from msgspec import structs
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.decision_pages import line_changes
 from gatekeeper.sidecar.pages.shell import (
@@ -31,6 +30,7 @@ from gatekeeper.sidecar.pages.shell import (
 from gatekeeper.sidecar.pages.status_pages import overview_page
 from gatekeeper.sidecar.routes.operators import overview_of
 from gatekeeper.sidecar.routes.pages import _safe_path
+from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused

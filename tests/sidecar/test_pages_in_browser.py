@@ -14,10 +14,10 @@ import pytest_asyncio
 from aiohttp import web
 
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.scopes import Scope
-from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.routes import operators
+from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.effort import LONG
 from tests.integrations.browsers import CHROMIUM

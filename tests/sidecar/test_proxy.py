@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.proxy import Proxy
+from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.signing import new_key
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Reset, redirect

@@ -14,9 +14,9 @@ import pytest
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import ANY, ANY_ROLE, Role
 from gatekeeper.sidecar.logs import DecisionLog
 from gatekeeper.sidecar.routes.table import ROUTES
+from gatekeeper.sidecar.routing import ANY, ANY_ROLE, Role
 from gatekeeper.sidecar.security import Token, Tokens, read_tokens
 from tests.internet import FakeInternet
 from tests.sidecar.decision_log_support import write_log

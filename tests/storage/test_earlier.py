@@ -18,7 +18,7 @@ from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.records import Record, from_stored
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.sidecar.leases import LeaseJournal
+from gatekeeper.sidecar.held_leases import LeaseJournal
 from gatekeeper.storage import SqliteStorage
 from tests.pacing_support import due_at, is_paused
 from tests.storage.data.make import TEXT, WALL

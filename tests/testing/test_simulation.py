@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
-from gatekeeper.pacing.rules import DailyBudget
+from gatekeeper.pacing.host_settings import DailyBudget
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.simulation import simulate

@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gatekeeper.clock import Clock
-from gatekeeper.pacing.waiting import STATES, HostState
+from gatekeeper.pacing.waiters import STATES, HostState
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.scopes import Scope

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from gatekeeper.clock import Clock
-from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.pages.html import Child, Html, attributes, badge, hidden, markup
+from gatekeeper.sidecar.routing import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.security import Admission, Token
 from gatekeeper.urls import make_room
 

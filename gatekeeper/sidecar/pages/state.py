@@ -13,10 +13,10 @@ import msgspec
 from gatekeeper.client.wire import HostBody
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
-from gatekeeper.pacing.rules import SHARED_PREFIXES
+from gatekeeper.pacing.host_settings import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series
 from gatekeeper.sidecar.pages.host_index import HostIndex, HostOrder
+from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed, Series
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.pacing.ledger import ScopeView
     from gatekeeper.pacing.scopes import Scope
-    from gatekeeper.pacing.waiting import HostHoldups
-    from gatekeeper.sidecar.leases import ClientLease, LeaseTable
+    from gatekeeper.pacing.waiters import HostHoldups
+    from gatekeeper.sidecar.held_leases import ClientLease, LeaseTable
+    from gatekeeper.sidecar.lease_requests import LeaseWaiter
     from gatekeeper.sidecar.metrics import Metrics
-    from gatekeeper.sidecar.waiting import LeaseWaiter
 
 
 class LeaseView(msgspec.Struct, frozen=True, kw_only=True):

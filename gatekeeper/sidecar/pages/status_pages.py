@@ -12,15 +12,15 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
-from gatekeeper.pacing.waiting import STATES
+from gatekeeper.pacing.waiters import STATES
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.feeds import NAMES
 from gatekeeper.sidecar.pages.html import Child, Html, badge, markup, number, row
+from gatekeeper.sidecar.pages.recent_decisions import NAMES
 from gatekeeper.sidecar.pages.shell import Page, Visitor
 
 if TYPE_CHECKING:
     from gatekeeper.client.wire import HostBody
-    from gatekeeper.pacing.waiting import ClockView
+    from gatekeeper.pacing.waiters import ClockView
     from gatekeeper.sidecar.pages.state import LeaseView, Overview
     from gatekeeper.sidecar.routes.hosts import HostList, HostQuery
     from gatekeeper.sidecar.routes.operators import ConfigBody, LeaseList, LeaseQuery

@@ -17,7 +17,8 @@ from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
-from gatekeeper.sidecar.exchange import (
+from gatekeeper.sidecar.inline import InlineCall, read_inline_body
+from gatekeeper.sidecar.routing import (
     CHECK,
     Call,
     Problem,
@@ -26,7 +27,6 @@ from gatekeeper.sidecar.exchange import (
     json_response,
     read_query,
 )
-from gatekeeper.sidecar.inline import InlineCall, read_inline_body
 from gatekeeper.sites.lint import coding_findings
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.descriptors import describe_shortage, is_shortage
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
-from gatekeeper.gate.leases import Lease
+from gatekeeper.gate.lease import Lease
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
-from gatekeeper.sidecar.exchange import CRAWL, OCTETS, Call, Problem, Route
+from gatekeeper.sidecar.lease_requests import draining
 from gatekeeper.sidecar.routes.operators import open_stream, stream_response
-from gatekeeper.sidecar.waiting import draining
+from gatekeeper.sidecar.routing import CRAWL, OCTETS, Call, Problem, Route
 from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
+from gatekeeper.sidecar.routing import ANY, FORWARD_AUTH, Call, Problem, Route
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -15,8 +15,9 @@ from gatekeeper.clock import utc
 from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.ledger import ScopeView
-from gatekeeper.pacing.waiting import HostState
-from gatekeeper.sidecar.exchange import (
+from gatekeeper.pacing.waiters import HostState
+from gatekeeper.sidecar.pages.state import host_body
+from gatekeeper.sidecar.routing import (
     CRAWL_OR_ADMIN,
     Call,
     EmptyObject,
@@ -26,7 +27,6 @@ from gatekeeper.sidecar.exchange import (
     Route,
     json_response,
 )
-from gatekeeper.sidecar.pages.state import host_body
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

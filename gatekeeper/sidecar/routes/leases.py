@@ -10,9 +10,9 @@ from gatekeeper import urls
 from gatekeeper.client.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
-from gatekeeper.sidecar.exchange import CRAWL, Call, Problem, Route, json_response
+from gatekeeper.sidecar.held_leases import ClientLease
 from gatekeeper.sidecar.inline import InlineCall, read_inline_body
-from gatekeeper.sidecar.leases import ClientLease
+from gatekeeper.sidecar.routing import CRAWL, Call, Problem, Route, json_response
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -16,12 +16,12 @@ from aiohttp import web
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
 from gatekeeper.decision import Decision, Reason
-from gatekeeper.sidecar.exchange import Call, EmptyObject, PageQuery, Problem, Route, json_response
+from gatekeeper.sidecar.lease_requests import full
 from gatekeeper.sidecar.logs import DecisionEvent
-from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody, retrievals
+from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, retrievals
 from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
 from gatekeeper.sidecar.reload import needs_restart
-from gatekeeper.sidecar.waiting import full
+from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Route, json_response
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -14,7 +14,12 @@ from gatekeeper import urls
 from gatekeeper.client.wire import BlockBody
 from gatekeeper.config import host_named
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.sidecar.exchange import (
+from gatekeeper.sidecar.pages import decision_pages, shell, status_pages
+from gatekeeper.sidecar.pages.html import badge, hidden, link, markup, paragraph
+from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
+from gatekeeper.sidecar.routes import check, operators
+from gatekeeper.sidecar.routes import hosts as host_routes
+from gatekeeper.sidecar.routing import (
     BODY_TIMEOUT,
     CHECK,
     CRAWL_OR_ADMIN,
@@ -26,11 +31,6 @@ from gatekeeper.sidecar.exchange import (
     convert,
     read_query,
 )
-from gatekeeper.sidecar.pages import decision_pages, shell, status_pages
-from gatekeeper.sidecar.pages.html import badge, hidden, link, markup, paragraph
-from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
-from gatekeeper.sidecar.routes import check, operators
-from gatekeeper.sidecar.routes import hosts as host_routes
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

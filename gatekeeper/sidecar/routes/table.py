@@ -6,11 +6,11 @@ from gatekeeper.sidecar.routes import (
     check,
     fetch,
     forward_auth,
+    health,
     hosts,
     leases,
     operators,
     pages,
-    service,
 )
 
 ROUTES: Final = (
@@ -20,6 +20,6 @@ ROUTES: Final = (
     *hosts.ROUTES,
     *operators.ROUTES,
     *pages.ROUTES,
-    *service.ROUTES,
+    *health.ROUTES,
     *forward_auth.ROUTES,
 )

@@ -17,12 +17,13 @@ import signal
 import sys
 from pathlib import Path
 
+from gatekeeper.sidecar.leases import OpenLease
+
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, StorageConfig
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.sidecar import leases
-from gatekeeper.sidecar.leases import OpenLease
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
 
 WALL = 1_790_000_000.0

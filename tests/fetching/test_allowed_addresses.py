@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper.config import Config, GuardConfig
-from gatekeeper.fetching.guard_policy import (
+from gatekeeper.fetching.allowed_addresses import (
     BAD_PORTS,
     IPV4_TABLE,
     IPV6_TABLE,

@@ -14,7 +14,7 @@ from aiohttp import web
 from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.sidecar import service as sidecar_service
-from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.sidecar.routing import Problem
 from tests.internet import FakeInternet, NeverAnswer
 
 URL = "http://a.test/page"

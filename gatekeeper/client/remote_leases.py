@@ -51,7 +51,7 @@ from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, in
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.pacing.deadlock import Choice, Holdings, TaskWait, WaitGraph, WaitsForItself
-from gatekeeper.pacing.waiting import Need
+from gatekeeper.pacing.waiters import Need
 from gatekeeper.urls import Target
 
 TTL = 60.0

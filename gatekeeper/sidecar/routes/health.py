@@ -12,7 +12,8 @@ from aiohttp import web
 
 from gatekeeper.client.wire import Alive, ProblemDocument
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import (
+from gatekeeper.sidecar.reload import Reloaded, reload
+from gatekeeper.sidecar.routing import (
     ANY,
     CHECK,
     OCTETS,
@@ -22,7 +23,6 @@ from gatekeeper.sidecar.exchange import (
     Route,
     json_response,
 )
-from gatekeeper.sidecar.reload import Reloaded, reload
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -6,7 +6,7 @@ import pytest
 
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.pacing.rules import HostRules, Rules
+from gatekeeper.pacing.host_settings import HostRules, Rules
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
 from gatekeeper.pacing.deadlock import Holdings
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.host_settings import BudgetSpent
 from gatekeeper.pacing.queues import REFETCH, Offer
-from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
+from gatekeeper.pacing.waiters import EVERYTHING, Entrance, received
 from gatekeeper.urls import Target
 
 _DNS_SECONDS = 0.5

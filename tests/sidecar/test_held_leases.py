@@ -14,8 +14,8 @@ from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason, Verdict
-from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.leases import LeaseTable
+from gatekeeper.sidecar.held_leases import LeaseTable
+from gatekeeper.sidecar.routing import Problem
 from tests.internet import FakeInternet
 
 URL = "https://a.example/"
@@ -136,7 +136,7 @@ async def test_a_lease_id_given_back_before_its_grant_is_not_granted(
 async def test_lease_ids_given_back_before_their_grant_are_bounded(
     clock: VirtualClock, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.leases._MAX_REMEMBERED", 3)
+    monkeypatch.setattr("gatekeeper.sidecar.held_leases._MAX_REMEMBERED", 3)
     table = LeaseTable(ServerConfig(), clock)
     for number in range(9):
         given_back_unheard(table, f"made-up-{number}")

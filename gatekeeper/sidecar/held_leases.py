@@ -48,9 +48,9 @@ from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import Clock, DueHeap, SingleTimer, Stamp, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
-from gatekeeper.gate.leases import Lease
-from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
+from gatekeeper.gate.lease import Lease
+from gatekeeper.sidecar.lease_requests import LeaseWaiters, draining, full
+from gatekeeper.sidecar.routing import Problem
 from gatekeeper.storage.base import NO_SPACE
 
 if TYPE_CHECKING:

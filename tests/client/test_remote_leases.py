@@ -18,7 +18,7 @@ from gatekeeper import (
     SidecarError,
     Verdict,
 )
-from gatekeeper.client.leases import RemoteLease
+from gatekeeper.client.remote_leases import RemoteLease
 from tests.conformance.ways import World, decided
 from tests.internet import Hold, NeverAnswer, Page, Stall
 from tests.waiting_support import until

@@ -24,10 +24,10 @@ from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.host_settings import DAY, BudgetSpent, DailyBudget, Usage
 from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
-from gatekeeper.pacing.rules import DAY, BudgetSpent, DailyBudget, Usage
 from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,

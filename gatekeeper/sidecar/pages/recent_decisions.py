@@ -26,7 +26,7 @@ from gatekeeper.urls import host_of, make_room
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper, GateStats
-    from gatekeeper.sidecar.leases import LeaseTable
+    from gatekeeper.sidecar.held_leases import LeaseTable
     from gatekeeper.sidecar.metrics import Histogram
 
 _RING: Final = 4096

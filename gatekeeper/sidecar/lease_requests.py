@@ -26,8 +26,8 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason, refuse
 from gatekeeper.errors import LeaseTimeout, LedgerLost, StorageError
-from gatekeeper.gate.leases import Lease
-from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.gate.lease import Lease
+from gatekeeper.sidecar.routing import Problem
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
