@@ -149,7 +149,7 @@ def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
         served = refused = 0
         slowest = 0.0
         while now < day * length:
-            grant = engine.take("https://a.example/", HOST, asked, now)
+            grant = engine.acquire_nowait("https://a.example/", HOST, asked, now)
             if grant is None:
                 # A lease that was not granted may have changed the clock that it waits for.
                 due = max(scope.due_at(), math.nextafter(now, math.inf))

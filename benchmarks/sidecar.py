@@ -333,7 +333,7 @@ async def _serve_gate(count: int) -> None:
         runner = web.ServerRunner(server)
         await runner.setup()
         if workers is None:
-            await Acceptor(sock, server.take, backlog=128).start()
+            await Acceptor(sock, server.serve, backlog=128).start()
             await _until_closed(sock.getsockname()[1], origins, [os.getpid()])
         else:
             async with workers.serving(server):

@@ -435,13 +435,13 @@ def read_sitemap(
                 parser = _Xml(listing) if text.startswith("<") else _Lines(listing)
             if parser is not None:
                 parser.feed(text)
-            yield listing.take()
+            yield listing.drain()
         if parser is not None and report.told.isdisjoint(_CUT):
             parser.close()
     except _Enough as end:
         code, message, line = end.args
         report(code, message, line=line)
-    yield listing.take()
+    yield listing.drain()
     if parser is None and not report.told:
         report("not-a-sitemap", "it is empty")
 
@@ -538,7 +538,7 @@ class _Listing:
             self._base = None if base is None else urls.parse(base)
         self._found: list[Listed] = []
 
-    def take(self) -> list[Listed]:
+    def drain(self) -> list[Listed]:
         """Return what was added since the last call."""
         found, self._found = self._found, []
         return found

@@ -103,7 +103,7 @@ class SplitDict(MutableMapping[K, V]):
                 self._split(part, hash(key) & MASK)
         return old
 
-    def take(self, key: K) -> V | None:
+    def discard(self, key: K) -> V | None:
         """Remove the key's entry and return its value, or None if there is no entry.
 
         Unlike `pop`, which raises and catches a KeyError inside, it is cheap for a missing key.

@@ -82,11 +82,11 @@ class FakeGate:
         assert decision is not None
         return decision
 
-    def take(self, url: str) -> FakeLease | None:
+    def acquire_nowait(self, url: str) -> FakeLease | None:
         if not self.glances or not self.peek(url):
             return None
         wish = RobotsInterval(self.interval, "x")
-        grant = self.scheduler.take(url, urls.parse(url).host, wish)
+        grant = self.scheduler.acquire_nowait(url, urls.parse(url).host, wish)
         return None if grant is None else FakeLease(grant, self.clock)
 
     async def acquire(

@@ -407,14 +407,14 @@ class RemoteGatekeeper:
     at_a_glance = False
     """For a `PoliteQueue`: False, as only the sidecar knows when a host is due."""
 
-    async def look(self, url: str, *, priority: int = 0) -> RemoteLease:
+    async def acquire_if_due(self, url: str, *, priority: int = 0) -> RemoteLease:
         """Grant a lease if the host is due now, in one round trip, for a `PoliteQueue`.
 
         The lease belongs to no task yet. Raises as `acquire` does; the `retry_at` of LeaseTimeout
         is the earliest time at which asking again can help.
         """
         self._check_usable(None)
-        return await self._leases.look(url, priority=priority, user_agent=self._name)
+        return await self._leases.acquire_if_due(url, priority=priority, user_agent=self._name)
 
     @property
     def waits(self) -> WaitGraph[RemoteLease]:

@@ -245,7 +245,7 @@ class HeldRemoteLeases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(
+    def add(
         self, granted: LeaseBody, host: str, user_agent: str | None, *, owned: bool
     ) -> RemoteLease:
         """Hold a lease that was just granted, and requested for the name `user_agent`."""
@@ -409,7 +409,7 @@ class RemoteLeases:
                 self.waits.end(waiting)
         self.granted += 1
         # There is no await between the response and this: every granted lease is held.
-        lease = self.held.take(granted, target.host, user_agent, owned=owned)
+        lease = self.held.add(granted, target.host, user_agent, owned=owned)
         if owned:
             hold_in_context(lease)
         return lease
@@ -425,7 +425,9 @@ class RemoteLeases:
         choice = Choice(target.url, target.host)
         return self.waits.begin(task, lambda: (choice,), inherited(task))
 
-    async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
+    async def acquire_if_due(
+        self, url: str, *, priority: int, user_agent: str | None
+    ) -> RemoteLease:
         """Grant a lease if the host is due now: one round trip, however long that takes.
 
         `acquire` with a timeout of 0 would close a slow request, and waste the lease it grants.
@@ -433,14 +435,14 @@ class RemoteLeases:
         query = _LeaseQuery(url, urls.parse(url), priority, user_agent, math.inf)
         granted = await self._poll_until_granted(query, once=True)
         self.granted += 1
-        return self.held.take(granted, query.target.host, user_agent, owned=False)
+        return self.held.add(granted, query.target.host, user_agent, owned=False)
 
     async def try_acquire(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
     ) -> RemoteLease | NotYet:
         """See `RemoteGatekeeper.try_acquire`."""
         try:
-            lease = await self.look(url, priority=priority, user_agent=user_agent)
+            lease = await self.acquire_if_due(url, priority=priority, user_agent=user_agent)
         except Deferred as error:
             said = error.decision
             return not_yet(self._clock.wall(), said.reason, said.retry_at, said)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # --- why hosts wait --------------------------------------------------------------------------
 
 
-TURN = "turn"
+INTERVAL = "turn"
 """The reason of a host that only waits for its interval to pass."""
 _MAX_REPORTED = 50
 
@@ -39,7 +39,7 @@ class Holdup:
     """Why an origin may not be requested now, and when it may be."""
 
     reason: str
-    """One word for machines: a decision's reason, or TURN."""
+    """One word for machines: a decision's reason, or INTERVAL."""
     text: str
     """The reason for people."""
     until: datetime | None = None
@@ -70,9 +70,9 @@ class HoldupReporter:
         self._reported: set[tuple[str, str]] = set()
 
     def report(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
-        """Report a hold-up and the slower pace after it, unless it was reported or is only TURN."""
+        """Report a hold-up and the slower pace after it, unless it was reported or is only INTERVAL."""
         key = origin, holdup.reason
-        if holdup.reason == TURN or key in self._reported or len(self._reported) > self._most:
+        if holdup.reason == INTERVAL or key in self._reported or len(self._reported) > self._most:
             return
         self._reported.add(key)
         if len(self._reported) > self._most:
@@ -240,7 +240,7 @@ class Speedometer:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def read(self, now: float, tally: Tally, turns: Sequence[DueOrigin]) -> str:
+    def read(self, now: float, tally: Tally, due: Sequence[DueOrigin]) -> str:
         """Take a sample at `now` (seconds of any clock). Return the rates of the last minute and
         the remaining time, as far as they are known, as the end of a line.
 
@@ -260,7 +260,7 @@ class Speedometer:
         remaining = tally.total - tally.done
         if not tally.complete or not remaining:
             return text
-        slowest = (turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns)
+        slowest = (one.seconds + one.interval * (one.waiting - 1) for one in due)
         left = max((remaining / rate if rate else 0.0, *slowest))
         return f"{text}, about {duration(left)} left" if 0 < left < math.inf else text
 
@@ -293,7 +293,7 @@ class DueOrigin:
     @property
     def problem(self) -> str:
         """Why it waits, if for more than its interval; else how it is slowed down, or ""."""
-        if self.holdup is not None and self.holdup.reason != TURN:
+        if self.holdup is not None and self.holdup.reason != INTERVAL:
             return self.holdup.text
         return self.slowed
 
@@ -330,7 +330,7 @@ class Progress:
     def entry(self, entry: Entry) -> None:
         """Display the outcome of one URL."""
 
-    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: str = "") -> None:
+    def show(self, tally: Tally, due: Sequence[DueOrigin], speed: str = "") -> None:
         """Display the counts, the hosts that are due next, and the speed."""
 
     def say(self, text: str) -> None:
@@ -356,7 +356,7 @@ class Plain(Progress):
             line = paint(outcome, _COLOURS[entry.outcome], self._stream) + line[len(outcome) :]
         print(line, file=self._stream)
 
-    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: str = "") -> None:
+    def show(self, tally: Tally, due: Sequence[DueOrigin], speed: str = "") -> None:
         """Print the counts, once there are any; less often while nothing changes."""
         if not (tally.total or tally.skipped or tally.complete):
             return
@@ -366,8 +366,8 @@ class Plain(Progress):
             return
         self._state, self._unchanged = state, 0
         text = f"-- {state}{speed}"
-        if turns:
-            text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
+        if due:
+            text += f"; next: {', '.join(str(one) for one in due[:3])}"
         self.say(text)
 
     def say(self, text: str) -> None:
@@ -407,11 +407,11 @@ class Live(Progress):
         # Not `print(..., style=)`, which would colour the bar as well.
         self._console.print(Text(text, style or ""), soft_wrap=True)
 
-    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: str = "") -> None:
+    def show(self, tally: Tally, due: Sequence[DueOrigin], speed: str = "") -> None:
         """Redraw the bar and the hosts."""
-        self._live.update(self._frame(tally, turns, speed), refresh=True)
+        self._live.update(self._frame(tally, due, speed), refresh=True)
 
-    def _frame(self, tally: Tally, turns: Sequence[DueOrigin], speed: str) -> Any:
+    def _frame(self, tally: Tally, due: Sequence[DueOrigin], speed: str) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -421,12 +421,12 @@ class Live(Progress):
             total=tally.total if tally.complete else None, completed=tally.done, width=40
         )
         rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for turn in turns:
+        for one in due:
             rows.add_row(
-                Text(turn.host),
-                duration(turn.seconds),
-                f"{turn.waiting:,} waiting",
-                Text(turn.problem),
+                Text(one.host),
+                duration(one.seconds),
+                f"{one.waiting:,} waiting",
+                Text(one.problem),
             )
         frame = Table.grid()  # a bar outside a grid does not end its line
         for row in (bar, Text(f"{state_of(tally)}{speed}"), rows):
@@ -537,8 +537,8 @@ class WaitingHosts:
     async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[DueOrigin]:
         """Return the `most` origins with the most waiting URLs, sorted by when they are due."""
         names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
-        turns = [await self._due_origin(name, gate, clock) for name in names]
-        return sorted(turns, key=lambda turn: (turn.seconds, turn.host))
+        due = [await self._due_origin(name, gate, clock) for name in names]
+        return sorted(due, key=lambda one: (one.seconds, one.host))
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
         """Return the seconds until the first origin is due; stop at one within `enough`."""
@@ -572,7 +572,7 @@ class WaitingHosts:
             else:
                 left = view.until.timestamp() - wall
             if left > seconds:
-                reason = _REASONS.get(view.kind, TURN)
+                reason = _REASONS.get(view.kind, INTERVAL)
                 seconds, holdup = left, Holdup(reason, view.source, view.until)
         decision = gate.peek(url) if url else None
         if decision is not None and decision.verdict is Verdict.DEFER:

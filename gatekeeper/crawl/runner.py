@@ -24,7 +24,7 @@ from gatekeeper.crawl.engine import Crawl, Outputs, request_headers
 from gatekeeper.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.crawl.output import PeerResponse, Warc, warc_writer
 from gatekeeper.crawl.progress import (
-    TURN,
+    INTERVAL,
     DueOrigin,
     Holdup,
     HoldupReporter,
@@ -314,9 +314,9 @@ class _Run:
         self._progress.entry(entry)
 
     async def _on_setback(self, url: str) -> None:
-        turn = await self.crawl.hosts.due_origin(url, self._gate, self._clock)
-        if turn.holdup is not None:
-            self._holdups.report(turn.origin, turn.holdup, turn.slowed)
+        one = await self.crawl.hosts.due_origin(url, self._gate, self._clock)
+        if one.holdup is not None:
+            self._holdups.report(one.origin, one.holdup, one.slowed)
 
     async def complete(self, listed: URLList | None) -> None:
         """Run the crawl, and show its progress until it ends."""
@@ -342,9 +342,9 @@ class _Run:
         ):
             yield given
 
-    def _show(self, turns: Sequence[DueOrigin]) -> None:
+    def _show(self, due: Sequence[DueOrigin]) -> None:
         tally = self.crawl.tally
-        self._progress.show(tally, turns, self._speed.read(self._clock.monotonic(), tally, turns))
+        self._progress.show(tally, due, self._speed.read(self._clock.monotonic(), tally, due))
 
     async def _watch(self) -> None:
         """Show the progress periodically; stop a crawl that has only waited for `max_wait` seconds.
@@ -384,13 +384,13 @@ class _Run:
         """Return the summary of the crawl from what the gate knows, without any request."""
         tally = self.crawl.tally
         held_up = []
-        for turn in await self.crawl.hosts.busiest(self._gate, self._clock, _MAX_HELD_UP):
-            holdup = turn.holdup
+        for one in await self.crawl.hosts.busiest(self._gate, self._clock, _MAX_HELD_UP):
+            holdup = one.holdup
             # An interval that has not passed is worth mentioning only if it ended the crawl.
-            if holdup is not None and (holdup.reason != TURN or stopped == MAX_WAIT):
+            if holdup is not None and (holdup.reason != INTERVAL or stopped == MAX_WAIT):
                 held_up.append(
                     HeldUpHost(
-                        turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until
+                        one.origin, one.waiting, str(holdup.reason), holdup.text, holdup.until
                     )
                 )
         return CrawlSummary(

@@ -127,7 +127,7 @@ class RecordCache:
 
     def drop(self, origin: str) -> None:
         """Remove the record of an origin."""
-        record = self.records.take(origin)
+        record = self.records.discard(origin)
         if record is not None:
             self._removed(record)
         self._drop_promise(origin)
@@ -186,7 +186,7 @@ class RecordCache:
                 self.evicted += 1
 
     def _drop_promise(self, origin: str) -> None:
-        record = self._promises.take(origin)
+        record = self._promises.discard(origin)
         if record is not None:
             self._promise_bytes -= _bytes_of(record)
             if record.text is not None:

@@ -1,4 +1,4 @@
-"""Operations: encode the arguments of the script `TURN` and decode its answers.
+"""Operations: encode the arguments of the script `OPERATIONS` and decode its answers.
 
 An operation is a tuple of a letter, which names the kind, and its arguments. It refers to scopes by
 name until `index_scopes` replaces the names by the indexes of keys. Durations are whole
@@ -25,7 +25,7 @@ from gatekeeper.pacing.ledger import (
 )
 
 Operation = tuple[Any, ...]
-"""The letter of an operation and its arguments; see `TURN`."""
+"""The letter of an operation and its arguments; see `OPERATIONS`."""
 
 _OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
 
@@ -120,8 +120,8 @@ def repeated_ends(
     return batches(ends) if ends else []
 
 
-class TurnReply(msgspec.Struct, array_like=True):
-    """A reply of the script `TURN`."""
+class OperationsReply(msgspec.Struct, array_like=True):
+    """A reply of the script `OPERATIONS`."""
 
     now: int
     """The server's time in microseconds."""
@@ -130,10 +130,10 @@ class TurnReply(msgspec.Struct, array_like=True):
     answers: list[Any] = []
 
 
-def decode_reply(reply: Any) -> TurnReply:
+def decode_reply(reply: Any) -> OperationsReply:
     """Decode a reply of the script. Raises LedgerLost if it can't be read."""
     try:
-        return msgspec.msgpack.decode(reply, type=TurnReply)
+        return msgspec.msgpack.decode(reply, type=OperationsReply)
     except (msgspec.MsgspecError, TypeError) as error:
         raise LedgerLost(f"the store's answer can't be read: {error}") from error
 

@@ -48,7 +48,7 @@ from gatekeeper.fleet.operations import (
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
-from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, PUSHED, TURN
+from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, OPERATIONS, PUSHED
 from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown
 from gatekeeper.pacing.ledger import (
     LAPSE,
@@ -461,7 +461,7 @@ class RedisLedger:
             sent = self._clock.monotonic()
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
-                replies = await self._store.scripts(TURN, calls)
+                replies = await self._store.scripts(OPERATIONS, calls)
             except LedgerLost as error:
                 self._failed(error)
                 raise

@@ -1,6 +1,6 @@
 """The Lua scripts of a fleet's ledger.
 
-`TURN` does in one atomic step what `testing.memory_ledger` does call by call; a test compares the
+`OPERATIONS` does in one atomic step what `testing.memory_ledger` does call by call; a test compares the
 two over generated histories. Its `free_at` repeats `Scope.due_at`, which the other one calls.
 Stored times are microseconds of the server's clock; durations are sent over the wire. A scope is
 one string key, encoded with cmsgpack. Only fields that differ from their default are written:
@@ -34,7 +34,7 @@ Versions of gatekeeper with the same format can run side by side, as in a rollin
 its own scripts, reads the fields and the leading parts of messages that it knows, and drops the
 rest. A change that would be wrong if an older member dropped it needs a new format."""
 
-TURN: Final = """
+OPERATIONS: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

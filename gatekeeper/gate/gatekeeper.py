@@ -162,7 +162,13 @@ class Gatekeeper:
         # With a ledger, the hold of a lease may lapse before its request is sent.
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
         made: DeadlineMiddleware = late("gatekeeper.gate", "gate_middleware_with")(
-            self, self._wait, self._take, self._url_cache, self._unreached, lapsed, self._signer
+            self,
+            self._acquire,
+            self._acquire_nowait,
+            self._url_cache,
+            self._unreached,
+            lapsed,
+            self._signer,
         )
         return made
 
@@ -544,13 +550,13 @@ class Gatekeeper:
             raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
         return self._opened
 
-    def _take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
-        return self._open.leases.take(url, owner)
+    def _acquire_nowait(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
+        return self._open.leases.acquire_nowait(url, owner)
 
-    def _wait(
+    def _acquire(
         self, url: str, owner: asyncio.Task[object] | None, *, user_agent: str | None = None
     ) -> Coroutine[Any, Any, Lease]:
-        return self._open.leases.wait(url, owner, user_agent=user_agent)
+        return self._open.leases.acquire(url, owner, user_agent=user_agent)
 
     def _unreached(self, lease: object, error: BaseException) -> None:
         if self._opened is not None:

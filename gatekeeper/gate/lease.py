@@ -281,7 +281,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
         if timeout is not None or self._priority:
             refuse_wrong_wait(self._priority, timeout)  # even if it does not come to a wait
         owner = asyncio.current_task(manager.loop) if self._owned else None
-        lease = None if self._agent is not None else manager.take(self._url, owner)
+        lease = None if self._agent is not None else manager.acquire_nowait(self._url, owner)
         if lease is None:
             # In this frame, since many tasks may start in one iteration of the loop.
             if timeout != 0 and (before := manager.entrance.enter()) is not None:
@@ -290,7 +290,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
                 manager.entrance.entered()
                 timeout = None if end is None else max(0.0, end - manager.now())
                 before = None  # drop the future: many waiters below would keep theirs
-            lease = await manager.wait(
+            lease = await manager.acquire(
                 self._url,
                 owner,
                 priority=self._priority,
@@ -361,11 +361,11 @@ class LeaseManager:
         self._dns = questions.dns
         self._scheduler = scheduler
         self._holdups = scheduler.holdups
-        self._take = scheduler.take
+        self._grant_nowait = scheduler.acquire_nowait
         self._fetches = OwnedTasks()
         """The background fetches of `try_acquire`, by origin."""
 
-    def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
+    def acquire_nowait(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """Grant a lease without waiting, if cached data is enough to decide. Return None otherwise.
 
         The decision before the wait and the one at the grant are the same here. Raises GateClosed
@@ -385,9 +385,9 @@ class LeaseManager:
         if ruling is None or ruling.verdict is not _ALLOW:
             return None
         try:
-            grant = self._take(url, frame.host, frame.interval)
+            grant = self._grant_nowait(url, frame.host, frame.interval)
         except StorageError:
-            return None  # `wait` raises the deferral
+            return None  # `acquire` raises the deferral
         if grant is None:
             return None
         decision = decider.tell(frame.decision, ruling, url)
@@ -407,7 +407,7 @@ class LeaseManager:
         self.holdings.add(lease)
         return lease
 
-    async def wait(
+    async def acquire(
         self,
         url: str,
         owner: asyncio.Task[object] | None,
@@ -416,7 +416,7 @@ class LeaseManager:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> Lease:
-        """Decide, wait for the grant, and decide again at the grant, if `take` returned None.
+        """Decide, wait for the grant, and decide again at it, if `acquire_nowait` returned None.
 
         Raises as entering `Gatekeeper.lease` does.
         """
@@ -459,7 +459,7 @@ class LeaseManager:
         """See `Gatekeeper.try_acquire`."""
         refuse_wrong_wait(priority)
         owner = asyncio.current_task(self.loop) if owned else None
-        lease = self.take(url, owner) if user_agent is None else None
+        lease = self.acquire_nowait(url, owner) if user_agent is None else None
         if lease is None:
             refuse_wildcard_agent(user_agent)
             target, agent = urls.parse(url), self.decider.token(user_agent)
@@ -468,7 +468,7 @@ class LeaseManager:
                 return self._fetch_in_background(url, target, agent)
             try:
                 # File and address are cached: this waits for nothing but a fleet's store.
-                lease = await self.wait(
+                lease = await self.acquire(
                     url, owner, priority=priority, timeout=0, user_agent=user_agent
                 )
             except Deferred as error:

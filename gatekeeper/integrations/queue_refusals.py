@@ -152,9 +152,9 @@ class NearGate(Refusals):
         self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
         return replace(decision, verdict=Verdict.DENY)  # the queue would wait for a deferral
 
-    def take(self, url: str) -> Any:
+    def acquire_nowait(self, url: str) -> Any:
         """Return a lease or a refusal if that is possible without waiting, else None."""
-        lease = self._gate.parts.leases.take(url, None)
+        lease = self._gate.parts.leases.acquire_nowait(url, None)
         if lease is not None:
             return self._granted(lease)
         target = urls.parse(url)
@@ -207,9 +207,9 @@ class FarGate(Refusals):
         super().__init__(gate.clock, max_wait)
         self._gate = gate
 
-    async def look(self, url: str, **options: Any) -> Any:
+    async def acquire_if_due(self, url: str, **options: Any) -> Any:
         """Return a lease if it can be granted now, or a refusal."""
-        return await self._or_refusal(url, self._gate.look(url, **options))
+        return await self._or_refusal(url, self._gate.acquire_if_due(url, **options))
 
     async def acquire(self, url: str, **options: Any) -> Any:
         """Wait for a lease or a refusal."""

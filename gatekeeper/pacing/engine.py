@@ -242,7 +242,7 @@ class Engine:
 
     # --- granting -----------------------------------------------------------------------
 
-    def take(
+    def acquire_nowait(
         self,
         url: str,
         host: str,

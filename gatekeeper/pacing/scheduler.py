@@ -138,9 +138,9 @@ class Scheduler:
             clock, self._memory, rng, self._timer, remote=self._remote, on_idle=self._drained.set
         )
         self._queues = self._engine.queues
-        self.take: Callable[..., Grant | None] = self._engine.take
-        """`take(url, host, asked)` grants a lease without waiting, or returns None; see
-        `Engine.take`."""
+        self.acquire_nowait: Callable[..., Grant | None] = self._engine.acquire_nowait
+        """`acquire_nowait(url, host, asked)` grants a lease without waiting, or returns None; see
+        `Engine.acquire_nowait`."""
         self._loop: asyncio.AbstractEventLoop
         self.holdups: HostHoldups = HostHoldups(
             self._memory, self._engine, clock, self._remote, files
@@ -339,7 +339,7 @@ class Scheduler:
         if scope is None or scopes:
             scope = await self._memory.load_host(host, scopes)
         now = engine.now()
-        grant = engine.take(url, host, None, now, ttl, admit, scope)
+        grant = engine.acquire_nowait(url, host, None, now, ttl, admit, scope)
         if grant is not None:
             return grant  # The usual case: no other waiters, and the host is due.
         if self._pacing.dry_run:

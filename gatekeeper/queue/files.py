@@ -106,7 +106,7 @@ class OverflowFile:
                 connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", self._pending)
             self._pending.clear()
 
-    def take(self, queue: int, count: int) -> list[Entry]:
+    def read_out(self, queue: int, count: int) -> list[Entry]:
         """Remove and return the first `count` entries of a queue. Raises StorageError."""
         self._flush()
         with self._transaction() as connection:

@@ -103,7 +103,7 @@ class Backlog(msgspec.Struct, eq=False):
         """Remove and return the first entry. Raises IndexError if there is none, or StorageError,
         which removes nothing."""
         if not self._entries and self._in_file:
-            self._entries = self._file.take(self._number, self._limit)
+            self._entries = self._file.read_out(self._number, self._limit)
             self._in_file -= len(self._entries)
             self._first_in_file = None if not self._in_file else self._entries[-1][:2]
         return heapq.heappop(self._entries)
@@ -161,9 +161,9 @@ class DistantGate(GrantingGate, Protocol):
 
     @property
     def at_a_glance(self) -> bool:
-        """True if the gate answers `peek` and `take` without waiting."""
+        """True if the gate answers `peek` and `acquire_nowait` without waiting."""
 
-    def look(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
+    def acquire_if_due(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
         """Take a lease if the host is due now. Raises Denied, Deferred or LeaseTimeout."""
 
 
@@ -176,7 +176,7 @@ class QueueGate(GrantingGate, Protocol):
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Return the decision, fetching robots.txt if needed."""
 
-    def take(self, url: str) -> QueueLease | None:
+    def acquire_nowait(self, url: str) -> QueueLease | None:
         """Grant a lease without waiting if cached data is enough to decide; otherwise None."""
 
     def when_due(
@@ -200,15 +200,15 @@ class LocalGate:
         self.when_due: Final = parts.scheduler.when_due
         self._opened = parts.opened
 
-    def take(self, url: str) -> Lease | None:
+    def acquire_nowait(self, url: str) -> Lease | None:
         """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""
-        return self._opened().leases.take(url, None)
+        return self._opened().leases.acquire_nowait(url, None)
 
 
 def is_distant(gate: object) -> bool:
     """Return True if the gate is in another process. Raises TypeError if it is not a gate."""
     distant = not getattr(gate, "at_a_glance", True)
-    wanted = ("clock", "look", "acquire") if distant else _LOCAL_GATE_NAMES
+    wanted = ("clock", "acquire_if_due", "acquire") if distant else _LOCAL_GATE_NAMES
     missing = [name for name in wanted if not hasattr(gate, name)]
     if missing:
         raise TypeError(
@@ -218,7 +218,7 @@ def is_distant(gate: object) -> bool:
     return distant
 
 
-_LOCAL_GATE_NAMES = ("clock", "peek", "check", "take", "acquire", "when_due")
+_LOCAL_GATE_NAMES = ("clock", "peek", "check", "acquire_nowait", "acquire", "when_due")
 
 
 _BEFORE_ALL = 1 << 62
@@ -515,7 +515,7 @@ class Joiners:
         """Note that an origin has no more URLs."""
         self._unseen.pop(queued, None)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Let `join` examine the origins that became ready, now that no lease is out or a `put`
         waits for room."""
         if self._unseen:

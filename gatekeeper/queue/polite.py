@@ -115,7 +115,7 @@ class Turn:
                     self._queue._kept.give_back(self._entry)
                 self._queue._joiners.leases_out -= 1
                 self._queue._put_back(self._queued.origin, self._entry)
-                self._queue._joiners.look()
+                self._queue._joiners.wake()
 
 
 class PoliteQueue:
@@ -237,7 +237,7 @@ class PoliteQueue:
         and the scratch file can't be written, or can't hold `data`. Then it was not added."""
         origin = urls.split(url)[0]
         while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
-            await self._putters.wait(self._joiners.look)
+            await self._putters.wait(self._joiners.wake)
         self._add(origin, url, priority, data)
 
     async def put_sitemap(
@@ -417,7 +417,7 @@ class PoliteQueue:
         if near is None:
             return entry, None
         try:
-            lease = near.take(entry[2]) if take else None
+            lease = near.acquire_nowait(entry[2]) if take else None
             decision = None if lease is not None else near.peek(entry[2])
         except BaseException:
             queued.backlog.put_back(entry)
@@ -441,7 +441,7 @@ class PoliteQueue:
                 if decision.verdict is not Verdict.ALLOW:
                     raise Denied(decision)
             elif self._distant is not None:
-                lease = await self._distant.look(entry[2], priority=round(-entry[0]))
+                lease = await self._distant.acquire_if_due(entry[2], priority=round(-entry[0]))
             elif self._local is not None:
                 lease = await self._local.acquire(
                     entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
@@ -502,7 +502,7 @@ class PoliteQueue:
         if self._unfinished <= 0:
             self._joiners.finish()
         elif not self._joiners.leases_out:
-            self._joiners.look()
+            self._joiners.wake()
         if entry is not None and self._kept is not None and not self._closed:
             self._kept.remove(entry)
 

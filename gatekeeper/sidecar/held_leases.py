@@ -185,7 +185,7 @@ class LeaseTable:
             return None
         if self._by_client[client] >= self._client_leases:
             return None
-        lease = gate.parts.leases.take(url, None)
+        lease = gate.parts.leases.acquire_nowait(url, None)
         return None if lease is None else self._grant(lease, ttl, client, None, lease_id)
 
     async def restore(self, gate: Gatekeeper) -> None:

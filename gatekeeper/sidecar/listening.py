@@ -524,7 +524,7 @@ class Server(web.Server):
         """Return the protocol of a new connection."""
         return _Protocol(self)
 
-    def take(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
+    def serve(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
         """Serve an accepted connection, or refuse it if too many are open.
 
         One that was passed on has more arguments; see `PassOn`.

@@ -257,9 +257,9 @@ async def _listening(
         for runner in runners:
             await runner.setup()
 
-        take = server.take if workers is None else workers.dispatch
-        sites = [Acceptor(one, proxy.take, backlog=files.backlog) for one in proxy_sockets]
-        sites += [Acceptor(one, probed.take, backlog=files.backlog) for one in diagnostics]
+        take = server.serve if workers is None else workers.dispatch
+        sites = [Acceptor(one, proxy.serve, backlog=files.backlog) for one in proxy_sockets]
+        sites += [Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
         sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.

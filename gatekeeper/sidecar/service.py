@@ -467,8 +467,8 @@ class Service:
 
         Thousands may be read in one iteration of the loop, which must not block for so long.
         """
-        if (turn := self._entrance.enter()) is not None:
-            await turn
+        if (before := self._entrance.enter()) is not None:
+            await before
             self._entrance.entered()
 
     def answer_inline(

@@ -256,7 +256,7 @@ class Workers:
         if self.pass_on(connection.fileno(), b"", 0):
             connection.close()
         else:
-            self._server.take(connection)
+            self._server.serve(connection)
 
     def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
@@ -366,7 +366,7 @@ class Workers:
     ) -> None:
         """Handle a message from a worker."""
         if connection is not None and isinstance(message, HandOver):
-            self._server.take(connection, message.unanswered, message.passes)
+            self._server.serve(connection, message.unanswered, message.passes)
         elif isinstance(message, channel.WorkerCounts):
             self._add_counts(worker, message)
         elif isinstance(message, channel.RecordRequest):

@@ -81,7 +81,7 @@ class Budget:
             raise SearchGivenUp
         self.left -= steps
 
-    def take(self) -> Budget:
+    def split_off(self) -> Budget:
         """Return the budget of a single search. Raises SearchGivenUp if no steps are left."""
         if self.left <= 0:
             raise SearchGivenUp
@@ -306,7 +306,7 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
     budget.spend(len(rivals) >> 2)  # looking at each is counted, too: a file may have 40,000
     if _ends_differ(must) or any(_covers(rival, rule, head) for rival in rivals for rule in must):
         return None
-    share = budget.take()
+    share = budget.split_off()
     granted = share.left
     try:
         return _Walk(must, rivals, share).path()

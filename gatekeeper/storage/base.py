@@ -409,7 +409,7 @@ class Pending(WriteBatch):
         self.sequence += 1
         return self.sequence
 
-    def take(self) -> WriteBatch:
+    def drain(self) -> WriteBatch:
         """Remove all records and return them as a batch."""
         batch = WriteBatch(self.origins, self.sightings, self.clocks, self.sequence)
         self.origins, self.sightings, self.clocks, self._bytes = {}, {}, {}, 0
@@ -417,7 +417,7 @@ class Pending(WriteBatch):
 
     def put_back(self, batch: WriteBatch) -> None:
         """Put back a batch that could not be written; records put since then take precedence."""
-        newer = self.take()
+        newer = self.drain()
         self.put_newer(batch)
         self.put_newer(newer)
 

@@ -386,7 +386,7 @@ class Writer:
         latest = committer.absorbed
         kept = list(self._journal.replay(committer.absorbed))
         with self._condition:
-            early = self._pending.take()  # put before the file could be opened: newer
+            early = self._pending.drain()  # put before the file could be opened: newer
             for sequence, record in kept:
                 self._pending.put_clock(record.scope, record)
                 latest = max(latest, sequence)
@@ -523,7 +523,7 @@ class Writer:
         """Take the next batch and the futures of its flushes; start a new journal if one is due."""
         if self._journal.is_full or self._journal.closed:
             self._begin_journal()
-        self._writing = batch = self._pending.take()
+        self._writing = batch = self._pending.drain()
         self._commit_at = None
         return batch, self._take_flushes()
 

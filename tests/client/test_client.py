@@ -290,7 +290,8 @@ async def test_a_gate_that_is_not_open_answers_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["check", "allowed", "check_all", "acquire", "try_acquire", "look", "robots", "why"]
+    "name",
+    ["check", "allowed", "check_all", "acquire", "try_acquire", "acquire_if_due", "robots", "why"],
 )
 async def test_a_gate_of_another_event_loop_answers_nothing(name: str) -> None:
     async with RemoteGatekeeper("http://127.0.0.1:1") as gate:

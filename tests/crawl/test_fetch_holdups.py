@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gatekeeper.clock import VirtualClock, utc
-from gatekeeper.crawl.progress import TURN, Holdup, HoldupReporter, Plain, WaitingHosts
+from gatekeeper.crawl.progress import INTERVAL, Holdup, HoldupReporter, Plain, WaitingHosts
 from gatekeeper.crawl.runner import INTERRUPTED, Job, crawl
 from gatekeeper.decision import Reason
 from gatekeeper.pacing.waiters import ClockView
@@ -170,7 +170,7 @@ def test_a_host_is_shown_again_when_its_reason_to_wait_changes() -> None:
 
 
 def test_a_wait_for_the_interval_of_a_host_is_not_shown() -> None:
-    assert told(("http://a.test", Holdup(TURN, "crawl-delay 5 s"))) == []
+    assert told(("http://a.test", Holdup(INTERVAL, "crawl-delay 5 s"))) == []
 
 
 def test_a_thousand_hosts_are_not_named_one_by_one() -> None:

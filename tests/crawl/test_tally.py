@@ -9,7 +9,7 @@ import pytest
 
 from gatekeeper.crawl.manifest import Entry, Result
 from gatekeeper.crawl.progress import (
-    TURN,
+    INTERVAL,
     DueOrigin,
     Holdup,
     Live,
@@ -226,7 +226,7 @@ def test_plain_lines_are_one_a_minute_while_nothing_moves() -> None:
 
 def test_a_host_that_is_held_up_says_by_what() -> None:
     held = DueOrigin("a.test", 75, 2, holdup=Holdup("connect_failed", "connect failed"))
-    paced = DueOrigin("a.test", 75, 2, holdup=Holdup(TURN, "crawl-delay 80 s"))
+    paced = DueOrigin("a.test", 75, 2, holdup=Holdup(INTERVAL, "crawl-delay 80 s"))
     assert str(held) == "a.test in 1:15 (2 waiting: connect failed)"
     assert str(paced) == "a.test in 1:15 (2 waiting)"
 

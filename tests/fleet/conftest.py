@@ -83,7 +83,7 @@ def server(running: Server) -> Server:
 
 @pytest.fixture
 def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
-    for name in ("TURN", "DECLARE", "BEAT", "PUSHED", "LEAVE"):
+    for name in ("OPERATIONS", "DECLARE", "BEAT", "PUSHED", "LEAVE"):
         text = getattr(scripts, name).replace("redis.call('TIME')", SHIFTED)
         monkeypatch.setattr(ledger_module, name, text)
     return FleetTime(server, ShiftedClock())

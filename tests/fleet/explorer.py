@@ -33,7 +33,7 @@ from gatekeeper.config import Config, FleetConfig, PacingConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import redis_ledger as ledger_module
-from gatekeeper.fleet.scripts import FORMAT, TURN
+from gatekeeper.fleet.scripts import FORMAT, OPERATIONS
 from gatekeeper.fleet.store import CALL_DEADLINE, StoreDown
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
@@ -243,7 +243,7 @@ class World:
         replayed: bool = False,
     ) -> Any:
         self.calls.append((text, keys, arguments, now))
-        if text == TURN:
+        if text == OPERATIONS:
             told = msgspec.msgpack.decode(arguments[0])[5]
             self.heard += [(self.loop.now, keys[one[1]]) for one in told if one[0] in "bc"]
         pipeline = self.client.pipeline(transaction=False)

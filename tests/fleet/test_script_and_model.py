@@ -47,7 +47,7 @@ SECONDS = st.sampled_from(
     [0.0, 0.000001, 0.05, 0.1, 1.0, 2.5, 19.999999, 20.0, 60.0, 60.0, DAY - 60.0]
 )
 BUDGETS = st.none() | st.sampled_from([DailyBudget(1), DailyBudget(2, 900), DailyBudget(0, 900)])
-TURN = scripts.TURN.replace("redis.call('TIME')", "{'0', ARGV[2]}")
+OPERATIONS = scripts.OPERATIONS.replace("redis.call('TIME')", "{'0', ARGV[2]}")
 
 
 class Script:
@@ -68,7 +68,7 @@ class Script:
     def turn(self, operations: Sequence[tuple[Any, ...]]) -> list[Any]:
         keys, (text,) = self.ledger._packed(list(operations), self.clock.monotonic(), "now")
         now = round(self.clock.monotonic() * 1e6)
-        reply = self.client.eval(TURN, len(keys), *keys, text, str(now))
+        reply = self.client.eval(OPERATIONS, len(keys), *keys, text, str(now))
         _, state, answers = msgspec.msgpack.decode(reply)
         assert state == 1
         return list(answers)

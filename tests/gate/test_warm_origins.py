@@ -202,7 +202,7 @@ async def test_a_lease_granted_at_once_has_the_decision_of_a_check(
     for path in ("/b?c", "/private/open/x"):
         url = f"http://a.test{path}"
         await virtual_internet.clock.elapse(1.0)
-        lease = gate.parts.leases.take(url, None)
+        lease = gate.parts.leases.acquire_nowait(url, None)
         assert lease is not None
         lease.give_back()
         decision = await asked(virtual_internet, gate, path)
@@ -232,7 +232,7 @@ async def test_a_url_that_is_not_plainly_allowed_gets_no_lease_at_once(
 ) -> None:
     await warmed(virtual_internet, gate)
 
-    assert gate.parts.leases.take(url, None) is None
+    assert gate.parts.leases.acquire_nowait(url, None) is None
     assert gate.stats().pacing.in_flight == 0
 
 
@@ -241,10 +241,10 @@ async def test_a_host_in_use_gives_no_lease_at_once(
 ) -> None:
     await warmed(virtual_internet, gate)
     await virtual_internet.clock.elapse(1.0)
-    held = gate.parts.leases.take("http://a.test/a", None)
+    held = gate.parts.leases.acquire_nowait("http://a.test/a", None)
     assert held is not None
 
-    assert gate.parts.leases.take("http://a.test/b", None) is None
+    assert gate.parts.leases.acquire_nowait("http://a.test/b", None) is None
     held.end()
 
 

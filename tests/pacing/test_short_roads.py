@@ -66,7 +66,7 @@ class Crawl:
             wish = RobotsInterval(wish.seconds, wish.source)  # never the same object
         if kind < 3:
             self.scheduler._memory.host(host)
-            grant = self.scheduler.take(URL, host, wish)
+            grant = self.scheduler.acquire_nowait(URL, host, wish)
             if grant is not None:
                 self.open.append(grant)
             return grant is not None
@@ -128,16 +128,16 @@ async def test_the_short_path_grants_the_same_leases_at_the_same_times(
 async def test_a_known_free_host_gives_a_lease_at_once(make: Make, clock: VirtualClock) -> None:
     scheduler = await make()
     await known(scheduler)
-    assert scheduler.take(URL, HOST, SECOND) is None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
     clock.advance(1.0)
-    grant = scheduler.take(URL, HOST, SECOND)
+    grant = scheduler.acquire_nowait(URL, HOST, SECOND)
     assert grant is not None
     assert grant.start_at == clock.monotonic() == 1001.0
-    assert scheduler.take(URL, HOST, SECOND) is None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
 
 
 async def test_an_unknown_host_gives_no_lease_at_once(make: Make) -> None:
-    assert (await make()).take(URL, HOST, SECOND) is None
+    assert (await make()).acquire_nowait(URL, HOST, SECOND) is None
 
 
 async def test_a_text_that_asks_for_more_counts_from_the_last_request(
@@ -147,9 +147,9 @@ async def test_a_text_that_asks_for_more_counts_from_the_last_request(
     await known(scheduler)
     clock.advance(2.0)
     slower = RobotsInterval(5.0, "five seconds")
-    assert scheduler.take(URL, HOST, slower) is None
+    assert scheduler.acquire_nowait(URL, HOST, slower) is None
     clock.advance(3.0)
-    assert scheduler.take(URL, HOST, slower) is not None
+    assert scheduler.acquire_nowait(URL, HOST, slower) is not None
 
 
 async def test_a_host_with_waiters_gives_no_lease_at_once(make: Make, clock: VirtualClock) -> None:
@@ -157,7 +157,7 @@ async def test_a_host_with_waiters_gives_no_lease_at_once(make: Make, clock: Vir
     await known(scheduler)
     scheduler.when_due(HOST, lambda: None)
     clock._now = 1001.0  # The timer has not fired yet.
-    assert scheduler.take(URL, HOST, SECOND) is None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
 
 
 async def test_no_lease_is_given_at_once_at_max_in_flight(make: Make, clock: VirtualClock) -> None:
@@ -165,9 +165,9 @@ async def test_no_lease_is_given_at_once_at_max_in_flight(make: Make, clock: Vir
     await known(scheduler)
     clock.advance(1.0)
     grant = await scheduler.acquire("https://b.example/", "b.example", admit=lambda: SECOND)
-    assert scheduler.take(URL, HOST, SECOND) is None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
     grant.release()
-    assert scheduler.take(URL, HOST, SECOND) is not None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is not None
 
 
 @pytest.mark.parametrize("what", ["frozen", "paused", "blocked", "closed"])
@@ -185,7 +185,7 @@ async def test_a_host_gives_no_lease_at_once_while_frozen_paused_blocked_or_clos
         scheduler.block(HOST, clock.wall() + 60.0)
     else:
         await scheduler.close()
-    assert scheduler.take(URL, HOST, SECOND) is None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
 
 
 async def test_a_host_gives_leases_at_once_again_after_a_thaw(
@@ -196,14 +196,14 @@ async def test_a_host_gives_leases_at_once_again_after_a_thaw(
     clock.advance(1.0)
     scheduler.freeze({HOST})
     scheduler.thaw()
-    assert scheduler.take(URL, HOST, SECOND) is not None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is not None
 
 
 async def test_a_dry_run_gives_no_lease_at_once(make: Make, clock: VirtualClock) -> None:
     scheduler = await make(dry_run=True)
     await known(scheduler)
     clock.advance(1.0)
-    assert scheduler.take(URL, HOST, SECOND) is None
+    assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
 
 
 async def test_jitter_is_drawn_for_each_lease(make: Make, clock: VirtualClock) -> None:

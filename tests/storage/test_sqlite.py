@@ -259,11 +259,11 @@ async def test_a_later_put_wins_over_a_batch_given_back(made: Any) -> None:
     pending.put_origin(made(at=1.0, text=b"A"))
     pending.put_clock("a.example", ClockRecord(scope="a.example", next_at=1.0))
     pending.put_clock("b.example", ClockRecord(scope="b.example", next_at=1.0))
-    batch = pending.take()
+    batch = pending.drain()
     pending.put_origin(made(at=2.0, text=b"B"))
     pending.put_clock("a.example", None)
     pending.put_back(batch)
-    again = pending.take()
+    again = pending.drain()
     assert again.origins[ORIGIN].fetched_at == 2.0
     assert [seen.first_seen for seen in again.sightings[ORIGIN]] == [1.0, 2.0]
     assert again.clocks["a.example"] is None
