@@ -70,7 +70,7 @@ class HoldupReporter:
         self._reported: set[tuple[str, str]] = set()
 
     def report(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
-        """Report a hold-up and the slower pace after it, unless it was reported or is only INTERVAL."""
+        """Report a hold-up and the slower pace after it, unless it was reported or is INTERVAL."""
         key = origin, holdup.reason
         if holdup.reason == INTERVAL or key in self._reported or len(self._reported) > self._most:
             return

@@ -1,7 +1,7 @@
 """The Lua scripts of a fleet's ledger.
 
-`OPERATIONS` does in one atomic step what `testing.memory_ledger` does call by call; a test compares the
-two over generated histories. Its `free_at` repeats `Scope.due_at`, which the other one calls.
+`OPERATIONS` does in one atomic step what `testing.memory_ledger` does call by call; a test compares
+the two over generated histories. Its `free_at` repeats `Scope.due_at`, which the other one calls.
 Stored times are microseconds of the server's clock; durations are sent over the wire. A scope is
 one string key, encoded with cmsgpack. Only fields that differ from their default are written:
 

@@ -214,7 +214,8 @@ class Decider:
         self._max_interval = config.pacing.max_interval
         # An id is a random prefix of the process and a number, so that it needs neither a clock
         # nor a random number of its own.
-        self._prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
+        prefix = f"{os.getpid():x}{secrets.token_hex(4)}"
+        self._ids = map(f"{prefix}-{{:x}}".format, itertools.count(1))
         self._guard = guard
         self._overrides = overrides
         self._cause = cause
@@ -229,15 +230,11 @@ class Decider:
         self.noted: SplitDict[str, dict[str, None]] = SplitDict()
         """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
         self._first, self._table = self.records.first, self.records.table
-        self._numbers = itertools.count(1)
         """The numbers in the decision ids."""
         self._version = 1
         """The number of the operator's latest change; see `Record.ready`."""
         self._asked = 0
         """Questions that took the long road."""
-
-    def _next_id(self) -> str:
-        return f"{self._prefix}{next(self._numbers):x}"
 
     def token(self, user_agent: str | None) -> str:
         """Return the product token of a name; None: the gate's own. Raises ConfigError."""
@@ -444,7 +441,7 @@ class Decider:
         """Return the decision about a URL, counted and with an id."""
         self._counts[ruling.verdict, ruling.reason] += 1
         url = mask(url) if "@" in url else url  # only such a URL can have credentials
-        return _told(frame, ruling, url, self._next_id())
+        return _told(frame, ruling, url, next(self._ids))
 
     def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:
         """Describe how `pacing.max_interval` shortens the file's interval. None if it does not."""
@@ -585,7 +582,7 @@ class Decider:
 
     def refused(self, url: str, header: str, note: str) -> Decision:
         """Return `refused_request` with an id (T20). The guard counts it."""
-        return refused_request(url, header, note, self._next_id())
+        return refused_request(url, header, note, next(self._ids))
 
     def robots_file(self, raw: str, target: Target, agent: str) -> Decision | None:
         """Return ALLOW if the URL is a /robots.txt, whatever is known of its origin; else None."""
