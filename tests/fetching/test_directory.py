@@ -15,7 +15,7 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.storage.memory import MemoryStorage
+from gatekeeper.storage import MemoryStorage
 from tests.fetching.directories import (
     DAY,
     HOUR,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from gatekeeper.storage.memory import MemoryStorage
+from gatekeeper.storage import MemoryStorage
 from tests.fetching.directories import DAY, House, file, house
 
 REFUSED = Retrieval(outcome=Outcome.CONNECT_FAILED)

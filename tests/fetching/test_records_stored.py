@@ -9,8 +9,8 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from gatekeeper.storage import MemoryStorage
 from gatekeeper.storage.base import OriginRecord
-from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, Source, file, house, lasting
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)

@@ -19,7 +19,7 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.gate.robots_pacing import PARKED
-from gatekeeper.storage.memory import MemoryStorage
+from gatekeeper.storage import MemoryStorage
 from tests.internet import CloseSilently, Fail, FakeInternet, Hold, Page
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit

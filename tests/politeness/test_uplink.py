@@ -13,7 +13,7 @@ from gatekeeper import Deferred, Gatekeeper, polite_session
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
-from gatekeeper.storage.memory import MemoryStorage
+from gatekeeper.storage import MemoryStorage
 from tests.effort import some_of
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
 from tests.pacing_support import scopes_of

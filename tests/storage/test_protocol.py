@@ -14,13 +14,13 @@ from gatekeeper.cli.history import entry_at
 from gatekeeper.config import StorageConfig
 from gatekeeper.storage import (
     ClockRecord,
+    MemoryStorage,
     SqliteStorage,
     Storage,
     base,
     pack_body,
     unpack_body,
 )
-from gatekeeper.storage.memory import MemoryStorage
 
 ORIGIN = "https://a.example"
 SMALL = StorageConfig(history_versions=3, history_bytes=4000, flush_interval=60.0)
