@@ -256,7 +256,7 @@ async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_at_once(
         for begin in (
             lambda: gate.acquire(URL, timeout=timeout),
             lambda: gate.lease(URL, timeout=timeout).__aenter__(),
-            lambda: gate._wait(URL, None),
+            lambda: gate._acquire(URL, None),
         ):
             with pytest.raises(Deferred) as caught:
                 await begin()
@@ -336,7 +336,7 @@ async def test_no_lease_waits_for_the_robots_txt_of_a_host_that_another_member_s
         for begin in (
             lambda: gate.acquire(URL),
             lambda: gate.lease(URL).__aenter__(),
-            lambda: gate._wait(URL, None),
+            lambda: gate._acquire(URL, None),
         ):
             with pytest.raises(Deferred) as caught:
                 await asyncio.wait_for(begin(), 30.0)

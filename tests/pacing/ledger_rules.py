@@ -281,8 +281,9 @@ class LedgerRules:
     async def test_waiting_members_are_told_in_the_order_in_which_they_asked(
         self, ledger: Ledger, time: Time, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("pacing", "fleet"):  # No ticket lapses on a slow machine.
-            monkeypatch.setattr(f"gatekeeper.{module}.ledger.LAPSE", 20.0)
+        for module in ("pacing.ledger", "fleet.redis_ledger"):
+            # No ticket lapses on a slow machine.
+            monkeypatch.setattr(f"gatekeeper.{module}.LAPSE", 20.0)
         listener = Listener()
         await listen(ledger, "b", listener)
         other = Listener()

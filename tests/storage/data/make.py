@@ -17,13 +17,10 @@ import signal
 import sys
 from pathlib import Path
 
-from gatekeeper.sidecar.leases import OpenLease
-
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, StorageConfig
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
-from gatekeeper.sidecar import leases
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
 
 WALL = 1_790_000_000.0
@@ -84,12 +81,14 @@ async def make(path: Path, *, killed: bool) -> None:
     await storage.flush()
     await ask("late.test", 20.0, 200)
     journal = Path(f"{path}-leases")
+    from gatekeeper.sidecar import leases
+
     if hasattr(leases, "LeaseBook"):  # the name of the journal's class in schema 3
         book = leases.LeaseBook(journal, now=WALL)
     else:
         book = leases.LeaseJournal(journal, clock=clock)
-    book.granted(OpenLease("open-lease", WALL + 60.0, "http://slow.test/a", "Other/1.0"))
-    book.granted(OpenLease("ended-lease", WALL + 60.0, "http://slow.test/b"))
+    book.granted(leases.OpenLease("open-lease", WALL + 60.0, "http://slow.test/a", "Other/1.0"))
+    book.granted(leases.OpenLease("ended-lease", WALL + 60.0, "http://slow.test/b"))
     book.ended("ended-lease")
     if killed:
         os.kill(os.getpid(), signal.SIGKILL)
