@@ -271,7 +271,7 @@ class Slots(PrioritySemaphore):
         self.entry_places: PrioritySemaphore = PrioritySemaphore(entries, per_iteration=_MAX_STARTS)
         self.timer: SharedTimer = SharedTimer(clock)
         self.slot_seconds = slot_seconds
-        self.taken = 0
+        self.taken: int = 0
         """Retrievals on the network now, in slots and in the slow lane."""
 
     def ended(self, *, answered: bool) -> None:

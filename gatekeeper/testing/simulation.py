@@ -14,7 +14,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
-from typing import TypeAlias
+from typing import Protocol
 
 import msgspec
 
@@ -30,6 +30,17 @@ from gatekeeper.testing.virtual_clock import VirtualClock
 
 TOLERANCE = 1e-6
 """Seconds allowed for rounding errors in sums of floats."""
+
+
+class Experience(Protocol):
+    """What one scope sees of its visitor: an `Account`, or a simulated host that is its own."""
+
+    interval: float
+    limit: int
+    basis: float
+    blocked_until: float
+    in_flight: int
+    unheaded: int
 
 
 class Account(msgspec.Struct, eq=False):
@@ -214,8 +225,6 @@ class _Site(Waiter):
         raise AssertionError
 
 
-Experience: TypeAlias = Account | _Site
-"""An account, or a site that is its own."""
 _UnderWay = tuple[float, Grant, _Site]
 """A request in flight, with the time of its head or end."""
 

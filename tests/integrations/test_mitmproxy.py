@@ -20,11 +20,12 @@ from aiohttp import web
 
 from gatekeeper import Gatekeeper
 from gatekeeper.session import guarded_connector
-from tests.conformance.ways import AGENT, settings, until
+from tests.conformance.ways import AGENT, settings
 from tests.documents.blocks import SITE
 from tests.integrations.browsers import CHROMIUM, browser
 from tests.integrations.rigs import MITMPROXY_TESTS, Mitmproxy
 from tests.internet import FakeInternet, Hold, Page, Stall, certs, free_port, html, redirect
+from tests.waiting_support import until
 
 if not MITMPROXY_TESTS:  # .ci/run has an environment for them
     pytest.skip("needs Python 3.12, mitmproxy and MITMPROXY_TESTS=1", allow_module_level=True)
