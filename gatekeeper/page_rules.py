@@ -326,7 +326,13 @@ def _parse_page_rule(name: str, argument: str) -> PageRules:
     return PageRules(names=frozenset({name}))
 
 
+_NO_RULES = PageRules()
+
+
 def _strictest(rules: Sequence[PageRules]) -> PageRules:
+    rules = [each for each in rules if each != _NO_RULES]
+    if len(rules) < 2:  # as for nearly every page
+        return rules[0] if rules else _NO_RULES
     previews = _PREVIEWS.index
     return PageRules(
         names=frozenset().union(*[each.names for each in rules]),
