@@ -129,7 +129,7 @@ class Refusals:
         raise NotImplementedError
 
 
-class NearGate(Refusals):
+class LocalRefusals(Refusals):
     """`Refusals` for a gate in this process."""
 
     def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
@@ -198,7 +198,7 @@ class NearGate(Refusals):
         return self._scheduler.when_due(host, callback, priority=priority, longest=self._max_wait)
 
 
-class FarGate(Refusals):
+class RemoteRefusals(Refusals):
     """`Refusals` for a sidecar's client."""
 
     at_a_glance = False
@@ -230,10 +230,16 @@ class FarGate(Refusals):
         return self.too_late(origin, error.retry_at.timestamp(), "its host is not due until then")
 
 
-def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:
+def queue_gate(
+    gate: Gatekeeper | RemoteGatekeeper, max_wait: float
+) -> LocalRefusals | RemoteRefusals:
     """Return a gate for a `PoliteQueue` that returns refusals as leases.
 
     `max_wait`: maximum number of seconds to wait for a deferred URL or a blocked host; requests
     that would wait longer are refused.
     """
-    return NearGate(gate, max_wait) if isinstance(gate, Gatekeeper) else FarGate(gate, max_wait)
+    return (
+        LocalRefusals(gate, max_wait)
+        if isinstance(gate, Gatekeeper)
+        else RemoteRefusals(gate, max_wait)
+    )

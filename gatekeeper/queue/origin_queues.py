@@ -185,7 +185,7 @@ class QueueGate(GrantingGate, Protocol):
         """Call back once when the host is due. Returns a function that cancels this."""
 
 
-class LocalGate:
+class QueueGatekeeper:
     """A gate of this process, as the queue asks it."""
 
     def __init__(self, gate: Gatekeeper) -> None:

@@ -29,10 +29,10 @@ from gatekeeper.queue.origin_queues import (
     DenialCallbacks,
     DistantGate,
     Joiners,
-    LocalGate,
     OriginQueue,
     OriginQueues,
     QueueGate,
+    QueueGatekeeper,
     QueueLease,
     QueueState,
     QueueStats,
@@ -160,7 +160,7 @@ class PoliteQueue:
         keep: str | Path | None = None,
     ) -> None:
         self._sitemaps: Callable[..., Sitemaps] | None = getattr(gate, "sitemaps", None)
-        gate = LocalGate(gate) if isinstance(gate, Gatekeeper) else gate
+        gate = QueueGatekeeper(gate) if isinstance(gate, Gatekeeper) else gate
         distant = is_distant(gate)
         self._local = None if distant else cast("QueueGate", gate)
         """The gate, if it is in this process and can answer without a round trip."""
