@@ -247,9 +247,9 @@ async def test_a_member_that_lost_the_store_looks_there_again_once_it_has_its_le
     monkeypatch.setattr(one._store, "script", lost)
     waiting = asyncio.create_task(one.fetch(ORIGIN))
     await until(lambda: slow.queued == 1)
+    await other.fetch(ORIGIN)  # before the first one has the store again, and could claim the file
     monkeypatch.setattr(one._store, "script", script)
     one._away_until = 0.0
-    await other.fetch(ORIGIN)
     slow.due.set()
     assert (await waiting).body == quick.answer.body
     assert (slow.asked, quick.asked) == (0, 1)
