@@ -10,6 +10,7 @@ complete group of each agent, and refuses contradictions that the authors have t
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, combinations
 
@@ -19,7 +20,7 @@ from gatekeeper.robots.groups import WORD_END, agent_lines, group_starts, names_
 from gatekeeper.robots.model import Match, Rule
 from gatekeeper.robots.parser import LIMIT, Spans, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
-from gatekeeper.robots.policy import Policy, RobotsTxt
+from gatekeeper.robots.policy import RobotsTxt
 from gatekeeper.robots.signals import split_content_usage
 from gatekeeper.sites.columns import FILE_FIELDS
 from gatekeeper.sites.witness import (
@@ -27,6 +28,7 @@ from gatekeeper.sites.witness import (
     Part,
     RankedRule,
     Reading,
+    Readings,
     RuleTable,
     SearchGivenUp,
     answers,
@@ -206,10 +208,15 @@ class _Source:
         """Comments that belong to no record."""
         self.lines: list[_Record] = []
         self._texts = self.robots.lines.split("\n")
-        self._readings: dict[str, Reading | None] = {}
+        self._readings = Readings(self.robots)
         self._read(problems)
         starts = group_starts(self.robots.lines)
         self._first_group = starts[0] if starts else len(self.robots.lines) + 1
+        self._introductions = self._read_introductions()
+        self._grouped = list(self.in_groups())
+        self._starts = [line.start for line in self._grouped]
+        self._by_spans: dict[Spans, tuple[_Record, ...]] = {}
+        self._same: dict[tuple[int, ...], tuple[_Record, ...]] = {}
         if self.robots.truncated:
             problems.add("truncated", "longer than the 500 KiB that crawlers read", self.at(0))
         versions = [line for line in self.lines if line.kind == "robot-version"]
@@ -263,15 +270,24 @@ class _Source:
 
     def reading(self, agent: str) -> Reading | None:
         """Return the rules of the fragment for an agent, or None if another dialect is involved."""
-        if agent not in self._readings:
-            self._readings[agent] = Reading.of(self.robots.policy(agent))
-        return self._readings[agent]
+        return self._readings.of(agent)
 
-    def for_agent(self, agent: str) -> list[_Record]:
-        """Return the rules and records of the groups that the agent obeys, in file order."""
+    def for_agent(self, agent: str) -> tuple[_Record, ...]:
+        """Return the rules and records of the groups that the agent obeys, in file order.
+
+        Agents with the same lines get the same tuple.
+        """
         reading = self.reading(agent)
         spans = () if reading is None else reading.spans
-        return [line for line in self.in_groups() if _is_in(line, spans)]
+        if spans not in self._by_spans:
+            found = tuple(
+                chain.from_iterable(
+                    self._grouped[bisect_left(self._starts, low) : bisect_left(self._starts, high)]
+                    for low, high in spans
+                )
+            )
+            self._by_spans[spans] = self._same.setdefault(tuple(r.number for r in found), found)
+        return self._by_spans[spans]
 
     def in_groups(self) -> Iterator[_Record]:
         """Yield the rules and records that belong to a group."""
@@ -293,19 +309,17 @@ class _Source:
         """Return the records that belong to no group, such as Sitemap."""
         return [line for line in self.lines if line.kind in FILE_FIELDS]
 
-    def introduction(self, agent: str) -> list[str]:
+    def introduction(self, agent: str) -> Sequence[str]:
         """Return the comments at the user-agent lines of an agent."""
-        found: list[str] = []
+        return self._introductions.get(agent, ())
+
+    def _read_introductions(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
         for line in self.lines:
-            if line.kind == "user-agent" and WORD_END.split(line.value)[0].lower() == agent:
-                found += line.above
-                if line.comment:
-                    found.append(f"# {line.comment}")
+            if line.kind == "user-agent" and (line.above or line.comment):
+                comments = found.setdefault(WORD_END.split(line.value)[0].lower(), [])
+                comments += [*line.above, *([f"# {line.comment}"] if line.comment else [])]
         return found
-
-
-def _is_in(line: _Record, spans: Spans) -> bool:
-    return any(low <= line.start < high for low, high in spans)
 
 
 # --- compose ---------------------------------------------------------------------------------
@@ -373,15 +387,16 @@ class _Writer:
     def text(self) -> str:
         """Return the whole file."""
         blocks = [self._head(), self._section(_Source.before_groups)]
-        groups: dict[tuple[tuple[int, int], ...], list[str]] = {}
+        groups: dict[tuple[int, ...], list[str]] = {}
         for name in sorted(self._agents, key=lambda name: name != "*"):  # `*` first
-            key = tuple(
-                (place, line.number)
-                for place, source in enumerate(self._sources)
-                for line in source.for_agent(name)
-            )
+            key = tuple(id(source.for_agent(name)) for source in self._sources)
             groups.setdefault(key, []).append(name)
-        blocks += [self._group(names) for names in groups.values()]
+        size = 0
+        for names in groups.values():
+            blocks.append(self._group(names))
+            size += sum(map(len, blocks[-1]))
+            if size > LIMIT:
+                break  # `_check_text` refuses it
         blocks.append(self._section(_Source.anywhere))
         return to_unicode("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
 
@@ -409,10 +424,10 @@ class _Writer:
             body.append("Disallow:")
         return block + body
 
-    def _section(self, which: Callable[[_Source], list[_Record]]) -> list[str]:
+    def _section(self, which: Callable[[_Source], Sequence[_Record]]) -> list[str]:
         return self._records((source, which(source)) for source in self._sources)
 
-    def _records(self, columns: Iterable[tuple[_Source, list[_Record]]]) -> list[str]:
+    def _records(self, columns: Iterable[tuple[_Source, Sequence[_Record]]]) -> list[str]:
         block: list[str] = []
         written: set[tuple[str, str]] = set()
         for source, lines in columns:
@@ -529,10 +544,10 @@ def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> N
     if size > LIMIT:
         problems.add("size", f"{size} octets; crawlers read {LIMIT} (RFC 9309 section 2.5)")
         return
-    robots = RobotsTxt.parse(text)
+    readings = Readings(RobotsTxt.parse(text))
     names = set().union(*(_all_names(source.robots) for source in sources))
     for name in sorted(names):
-        composed = Reading.of(robots.policy(name))
+        composed = readings.of(name)
         given = (source.reading(name) for source in sources)
         expected = frozenset(
             chain.from_iterable(each.table.meaning for each in given if each is not None)
@@ -599,16 +614,16 @@ def diff(
     if agents is None:
         agents = dict.fromkeys([*named_agents(old), *named_agents(new), "*"])
     given = list(urls)
-    readings: tuple[dict[Spans, Reading], dict[Spans, Reading]] = {}, {}
-    groups: dict[object, tuple[list[str], list[_Side]]] = {}
+    readings = Readings(old), Readings(new)
+    groups: dict[object, list[str]] = {}
     for agent in agents:
-        sides = [
-            (policy, _reading(policy, known))
-            for policy, known in zip((old.policy(agent), new.policy(agent)), readings, strict=True)
-        ]
-        spans = tuple(reading and reading.spans for _, reading in sides)
-        groups.setdefault(agent if None in spans else spans, ([], sides))[0].append(agent)
-    compared = [_Comparison(tuple(members), *sides) for members, sides in groups.values()]
+        sides = [each.of(agent) for each in readings]
+        spans = tuple(side and side.spans for side in sides)
+        groups.setdefault(agent if None in spans else spans, []).append(agent)
+    compared = [
+        _Comparison(tuple(members), (old, new), [each.of(members[0]) for each in readings])
+        for members in groups.values()
+    ]
     complete = all(each.exact for each in compared)
     changes: dict[tuple[int, int], Change] = {}
     for place, each in enumerate(compared):
@@ -626,16 +641,6 @@ def diff(
     complete = complete and not unsearched and len(changes) <= MAX_CHANGES
     found = [changes[key] for key in sorted(changes)][:MAX_CHANGES]
     return Difference(tuple(found), complete, tuple(unsearched), stopped)
-
-
-def _reading(policy: Policy, known: dict[Spans, Reading]) -> Reading | None:
-    """Return the reading of a policy. Agents that obey the same groups of a file share it."""
-    plain = policy.plain
-    if plain is None:
-        return None
-    if plain.spans not in known and (reading := Reading.of(policy)) is not None:
-        known[plain.spans] = reading
-    return known.get(plain.spans)
 
 
 _MAX_UNSEARCHED = 100
@@ -656,32 +661,36 @@ def _ruling(match: Match) -> Ruling:
     return Ruling(match.allowed, match.rule)
 
 
-_Side = tuple[Policy, Reading | None]
-"""What one of two files says to an agent."""
-
-
 class _Comparison:
-    """Two policies for agents that obey the same lines."""
+    """Two files for agents that obey the same lines."""
 
-    def __init__(self, agents: tuple[str, ...], old: _Side, new: _Side) -> None:
+    def __init__(
+        self,
+        agents: tuple[str, ...],
+        files: tuple[RobotsTxt, RobotsTxt],
+        readings: Sequence[Reading | None],
+    ) -> None:
         self.agents: tuple[str, ...] = agents
-        self._old, self.old = old
-        self._new, self.new = new
-        same = self._old.robots == self._new.robots
-        self.exact: bool = same or None not in (self.old, self.new)
+        self._files = files
+        self.old, self.new = readings
+        self.exact: bool = files[0] == files[1] or None not in readings
         """Whether a search finds every difference."""
 
     def given(self, urls: Iterable[str]) -> Iterator[Change]:
         """Yield the changes about these URLs; without a search, about likely paths as well."""
+        urls = list(urls)
         if self.old is None or self.new is None:
-            urls = chain(urls, self._likely())
+            urls += self._likely()
+        if not urls:
+            return  # a policy reads its whole file
+        policies = [robots.policy(self.agents[0]) for robots in self._files]
         for url in dict.fromkeys(urls):
-            old, new = self._old.match(url), self._new.match(url)
+            old, new = (policy.match(url) for policy in policies)
             if old.allowed != new.allowed:
                 yield Change(self.agents, url, _ruling(old), _ruling(new))
 
     def _likely(self) -> Iterator[str]:
-        for robots in (self._old.robots, self._new.robots):
+        for robots in self._files:
             for rule in chain.from_iterable(group.rules for group in robots.groups):
                 yield from likely_paths(to_octets(rule.value))
 

@@ -16,15 +16,19 @@ import heapq
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from gatekeeper.robots.groups import agent_lines, names_of
+from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Rule, rule_at
 from gatekeeper.robots.parser import (
+    Dialect,
     Spans,
     line_numbers,
+    product_token,
     rule_offsets,
     rules_in,
     to_octets,
@@ -38,7 +42,7 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.robots.policy import Policy
+from gatekeeper.robots.policy import Policy, RobotsTxt
 from gatekeeper.urls import MAX_PATH
 
 MAX_STEPS = 2_000_000
@@ -502,16 +506,17 @@ class Reading(NamedTuple):
     def of(cls, policy: Policy) -> Reading | None:
         """Create a reading, or return None if some of the rules have another dialect than RFC
         9309."""
-        found = policy.plain
-        if found is None:
-            return None
-        text, spans = policy.robots.lines, found.spans
+        return None if policy.plain is None else cls.by(policy.robots.lines, policy.plain)
+
+    @classmethod
+    def by(cls, text: str, found: LongestMatch) -> Reading:
+        """Create the reading of a rule set of the text."""
         rules: dict[tuple[bool, str], RankedRule] = {}
-        for i, (dis, value) in enumerate(rules_in(text, spans)):
+        for i, (dis, value) in enumerate(rules_in(text, found.spans)):
             if (rule := ranked(i, not dis, value)) is not None:
                 rules.setdefault((rule.allow, rule.pattern), rule)  # a repeated rule never decides
         table = RuleTable(rules.values())
-        return cls(found.decide, table, _lines_of(text, spans), spans)
+        return cls(found.decide, table, _lines_of(text, found.spans), found.spans)
 
     def line_of(self, rule: RankedRule | None) -> Rule | None:
         """Return the line of a rule."""
@@ -521,6 +526,51 @@ class Reading(NamedTuple):
         """Return True if this rule decides the path; for None, if no rule does."""
         code = self.decide(path)
         return code == -1 if rule is None else code >= 0 and code >> 1 == rule.number
+
+
+class Readings:
+    """The readings of a text, by agent. Agents that obey the same groups share one, and the text is
+    searched for groups once, not for each agent."""
+
+    def __init__(self, robots: RobotsTxt) -> None:
+        self._robots = robots
+        self._by_spans: dict[Spans, Reading] = {}
+        self._groups: dict[str, Spans] | None = None
+        lower, forced = robots.lines.lower(), robots.forced
+        if forced is Dialect.RFC9309 or (forced is None and "robot-version" not in lower):
+            self._groups = _groups_by_name(lower)
+
+    def of(self, agent: str) -> Reading | None:
+        """Return the rules for an agent, or None if another dialect than RFC 9309 is involved."""
+        found: LongestMatch | None = None
+        if self._groups is None:
+            found = self._robots.policy(agent).plain
+            if found is None:
+                return None
+            spans = found.spans
+        else:
+            name = to_octets(product_token(agent)).lower()
+            spans = self._groups.get(name) or self._groups.get("*", ())
+        if spans not in self._by_spans:
+            text = self._robots.lines
+            self._by_spans[spans] = Reading.by(text, found or LongestMatch(text, spans))
+        return self._by_spans[spans]
+
+
+def _groups_by_name(lower: str) -> dict[str, Spans]:
+    """Return for each name in a lower-case text what `groups_named` finds for it."""
+    lines = list(agent_lines(lower))
+    starts = [start for start, begins, _ in lines if begins]
+    spans = iter(pairwise([*starts, len(lower)]))
+    found: dict[str, list[tuple[int, int]]] = {}
+    span = (0, 0)
+    for _, begins, value in lines:
+        span = next(spans) if begins else span
+        for name in names_of(value):
+            groups = found.setdefault(name, [])
+            if span not in groups[-1:]:
+                groups.append(span)
+    return {name: tuple(groups) for name, groups in found.items()}
 
 
 def _lines_of(text: str, spans: Spans) -> list[Rule]:

@@ -302,6 +302,17 @@ def test_a_fragment_that_meets_hundreds_of_patterns_is_compared_in_a_moment() ->
     assert processor_time(lambda: diff(*map(RobotsTxt.parse, bodies)), 1.0) < 1.0
 
 
+@pytest.mark.parametrize("rule", ["", "Disallow: /x{}\n"], ids=["one group", "a group each"])
+def test_a_file_that_names_thousands_of_robots_is_compared_in_a_second(rule: str) -> None:
+    """The text was read again for each robot: minutes."""
+    names = ["".join(letters) for letters in itertools.product("abcdefghijklmno", repeat=3)][:2_000]
+    groups = "".join(f"User-agent: {name}bot\n{rule.format(name)}" for name in names)
+    bodies = [groups + "Disallow: /y\n", "User-agent: *\nDisallow: /zz\n"]
+    assert text_of(*bodies).count("User-agent: ") == 2_001
+    assert processor_time(lambda: made(*bodies), 1.0) < 1.0
+    assert processor_time(lambda: diff(*map(RobotsTxt.parse, bodies)), 1.0) < 1.0
+
+
 @pytest.mark.parametrize(
     ("one", "other", "url"),
     [

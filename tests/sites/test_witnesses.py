@@ -14,11 +14,33 @@ from gatekeeper.sites.witness import (
     Budget,
     RankedRule,
     Reading,
+    Readings,
     RuleTable,
     SearchGivenUp,
     decided_by,
     find_path,
 )
+from tests.effort import of_many
+
+NAMES = ["bot", "bot2", "bot-x", "Bot/2.1", "*", "* x", "other bot", "é", ""]
+FILES = st.lists(
+    st.one_of(
+        st.sampled_from(NAMES).map("User-agent: {}".format),
+        st.sampled_from(["Disallow: /a", "Allow: /b", "Crawl-delay: 1", "", "Robot-version: 2.0"]),
+    ),
+    max_size=12,
+).map("\n".join)
+
+
+@settings(max_examples=of_many(1_000))
+@given(FILES)
+def test_the_readings_of_a_file_are_those_of_the_policies_of_its_agents(text: str) -> None:
+    for dialect in ("auto", "rfc9309"):
+        robots = RobotsTxt.parse(text, dialect=dialect)
+        readings = Readings(robots)
+        for agent in [*NAMES, "bot3"]:
+            plain, reading = robots.policy(agent).plain, readings.of(agent)
+            assert (plain and plain.spans) == (reading and reading.spans), agent
 
 
 def found(rules: str, agent: str = "bot") -> list[tuple[str | None, bool]]:
