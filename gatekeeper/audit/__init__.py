@@ -1,0 +1,1 @@
+"""The audit record: an append-only, hash-chained record of what a gate did."""

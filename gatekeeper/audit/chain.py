@@ -1,0 +1,213 @@
+"""The form of the audit record: what its writer and its readers share.
+
+A *chain* is what one gate wrote: lines of JSON, each of which names the digest of the line before.
+It is kept in *segments*, the files `CHAIN-000001.jsonl` and so on, where CHAIN is
+`HOST-PID-START`. A closed segment is compressed, and ends with a *seal*, which may be signed. The
+text of each robots.txt is a file of its own, which lines name by its digest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gatekeeper.errors import needs_extra
+from gatekeeper.signing import PublicKey, SigningKey
+
+VERSION = 1
+"""The version of the format, `v` of each line."""
+NO_DIGEST = "0" * 64
+"""`prev` of the first line of a chain."""
+OPEN, CLOSED, SEAL = ".jsonl", ".jsonl.gz", ".seal.json"
+"""How names end: a segment, a compressed one, and the seal that a removed one leaves behind."""
+
+_HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_NAME = re.compile(
+    r"(?P<chain>[A-Za-z0-9._-]+-\d+-\d{8}T\d{12}Z)-(?P<number>\d{6,18})"
+    r"(?P<suffix>\.jsonl|\.jsonl\.gz|\.seal\.json)",
+    re.ASCII,
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BadLine(ValueError):
+    """What was read is no line of an audit record; the text says why."""
+
+
+# --- lines -----------------------------------------------------------------------------------
+
+
+def encode_line(n: int, prev: str, t: str, m: float, kind: str, fields: dict[str, Any]) -> bytes:
+    """Return a line without its newline. `fields` has at least one field, in its kind's order.
+
+    >>> encode_line(1, "00", "2026-01-31T12:00:00.000000Z", 1.5, "end", {"reason": "closed"})
+    b'{"v":1,"n":1,"prev":"00","t":"2026-01-31T12:00:00.000000Z","m":1.500000,"kind":"end",\
+"reason":"closed"}'
+    """
+    rest = msgspec.json.encode(fields)[1:].decode()
+    head = f'{{"v":{VERSION},"n":{n},"prev":"{prev}","t":"{t}","m":{m:.6f},"kind":"{kind}",'
+    return (head + rest).encode()
+
+
+def decode_line(raw: bytes) -> dict[str, Any]:
+    """Return the fields of a line, without or with its newline.
+
+    `v`, `n`, `prev` and `kind` are there and of the right form; the others are unchecked. Raises
+    BadLine.
+    """
+    try:
+        line = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLine(f"not JSON: {error}") from error
+    if not isinstance(line, dict):
+        raise BadLine("not a JSON object")
+    if (version := line.get("v")) != VERSION:
+        raise BadLine(f"version {version!r} of the format; this program reads {VERSION}")
+    n, kind = line.get("n"), line.get("kind")
+    if type(n) is not int or n < 1:
+        raise BadLine(f"n is no number of a line: {n!r}")
+    if not is_digest(line.get("prev")):
+        raise BadLine(f"line {n}: prev is no SHA-256: {line.get('prev')!r}")
+    if not isinstance(kind, str):
+        raise BadLine(f"line {n}: kind is no text: {kind!r}")
+    if kind == "erased" and not is_digest(line.get("digest")):
+        raise BadLine(f"line {n}: digest is no SHA-256: {line.get('digest')!r}")
+    return line
+
+
+def digest_of(data: bytes) -> str:
+    """Return the SHA-256 of a line (without its newline) or of a text, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of_line(raw: bytes, line: dict[str, Any]) -> str:
+    """Return what the next line has as `prev`: of an erased line, the digest that it keeps.
+
+    `raw` is the line without its newline, `line` what `decode_line` returns for it.
+    """
+    kept: str = line["digest"] if line["kind"] == "erased" else digest_of(raw)
+    return kept
+
+
+def is_digest(value: object) -> bool:
+    """Return whether a value is a SHA-256 in hexadecimal digits."""
+    return isinstance(value, str) and _HEX.fullmatch(value) is not None
+
+
+# --- times -----------------------------------------------------------------------------------
+
+
+def time_text(wall: float) -> str:
+    """Return seconds since 1970 as RFC 3339 in UTC with microseconds.
+
+    >>> time_text(1769860800.25)
+    '2026-01-31T12:00:00.250000Z'
+    """
+    at = _EPOCH + timedelta(seconds=wall)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06d}Z"
+
+
+def time_of(text: str) -> float:
+    """Return the seconds since 1970 of a time of a line. Raises ValueError.
+
+    >>> time_of("2026-01-31T12:00:00.250000Z")
+    1769860800.25
+    """
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"a time without its zone: {text!r}")
+    return (at - _EPOCH) / timedelta(seconds=1)
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+class SegmentName(NamedTuple):
+    """The name of a segment, or of the seal that it left behind."""
+
+    chain: str
+    """`HOST-PID-START`."""
+    number: int
+    """Its place in the chain, from 1."""
+    suffix: str = OPEN
+    """OPEN, CLOSED or SEAL."""
+
+    def __str__(self) -> str:
+        return f"{self.chain}-{self.number:06d}{self.suffix}"
+
+    @classmethod
+    def parse(cls, name: str) -> SegmentName | None:
+        """Return the parts of a file's name, or None if it is of no segment.
+
+        >>> SegmentName.parse("web-1-20260131T120000250000Z-000002.jsonl.gz")
+        SegmentName(chain='web-1-20260131T120000250000Z', number=2, suffix='.jsonl.gz')
+        """
+        found = _NAME.fullmatch(name)
+        return found and cls(found["chain"], int(found["number"]), found["suffix"])
+
+
+def chain_name(host: str, pid: int, wall: float) -> str:
+    """Return the name of a chain that begins at a time, in seconds since 1970.
+
+    >>> chain_name("web/1", 42, 1769860800.25)
+    'web_1-42-20260131T120000250000Z'
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "_"
+    at = _EPOCH + timedelta(seconds=wall)
+    return f"{plain}-{pid}-{at:%Y%m%dT%H%M%S}{at.microsecond:06d}Z"
+
+
+def text_path(digest: str) -> str:
+    """Return the path in the folder of the text with a digest. Raises ValueError.
+
+    >>> text_path("0" * 64)[:12]
+    'texts/00/000'
+    """
+    if not is_digest(digest):  # it comes from a line, which may be anybody's
+        raise ValueError(f"not a SHA-256: {digest!r}")
+    return f"texts/{digest[:2]}/{digest}.gz"
+
+
+# --- seals -----------------------------------------------------------------------------------
+
+
+def seal_text(chain: str, n: int, prev: str) -> bytes:
+    """Return what the signature of a seal covers: `n` and `prev` are the seal's own.
+
+    >>> seal_text("web-42-20260131T120000250000Z", 7, "ab")
+    b'gatekeeper-audit-seal 1 web-42-20260131T120000250000Z 7 ab'
+    """
+    return f"gatekeeper-audit-seal {VERSION} {chain} {n} {prev}".encode()
+
+
+def sign_seal(key: SigningKey, chain: str, n: int, prev: str) -> str:
+    """Return the Ed25519 signature of a seal, in base64url without padding."""
+    return base64.urlsafe_b64encode(key.sign(seal_text(chain, n, prev))).rstrip(b"=").decode()
+
+
+def is_signed(key: PublicKey, chain: str, n: int, prev: str, signature: str) -> bool:
+    """Return whether the signature of a seal was made with a key.
+
+    Raises ConfigError without the extra `sign`.
+    """
+    with needs_extra("sign", "identity.key"):
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - an extra
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
+    try:
+        public = ed25519.Ed25519PublicKey.from_public_bytes(_unbase64url(key.x))
+        public.verify(_unbase64url(signature), seal_text(chain, n, prev))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _unbase64url(text: str) -> bytes:
+    if re.search(r"[^A-Za-z0-9_-]", text):
+        raise binascii.Error("not base64url")
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

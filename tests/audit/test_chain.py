@@ -1,0 +1,116 @@
+"""The form of the audit record, which its writer and its readers share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatekeeper.audit import chain
+from gatekeeper.signing import new_key
+
+NAME = "web-42-20260131T120000250000Z"
+T = "2026-01-31T12:00:00.250000Z"
+
+
+def line(**fields: object) -> bytes:
+    whole = {"v": 1, "n": 1, "prev": chain.NO_DIGEST, "t": T, "m": 1.5, "kind": "end", **fields}
+    return json.dumps(whole).encode()
+
+
+@given(
+    st.integers(1, 10**12),
+    st.floats(0, 1e7),
+    st.dictionaries(st.text(max_size=8).map("x".__add__), st.text(max_size=20), min_size=1),
+)
+def test_a_line_is_one_line_of_json_with_its_keys_in_order(
+    n: int, m: float, fields: dict[str, str]
+) -> None:
+    raw = chain.encode_line(n, "a" * 64, T, m, "grant", fields)
+    assert b"\n" not in raw
+    plain = json.loads(raw)
+    assert list(plain) == ["v", "n", "prev", "t", "m", "kind", *fields]
+    assert chain.decode_line(raw) == chain.decode_line(raw + b"\n") == plain
+    assert plain["m"] == pytest.approx(m, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "not JSON"),
+        (line()[:-1], "not JSON"),
+        (b'{"v":1,"n":1,"kind":"\xff"}', "not JSON"),
+        (b"[]", "not a JSON object"),
+        (line(v=2), "version 2"),
+        (line(v=None), "version None"),
+        (line(n=0), "n is no number"),
+        (line(n=True), "n is no number"),
+        (line(prev="A" * 64), "prev is no SHA-256"),
+        (line(prev="0" * 63), "prev is no SHA-256"),
+        (line(kind=3), "kind is no text"),
+        (line(kind="erased"), "digest is no SHA-256"),
+    ],
+)
+def test_what_is_no_line_is_refused_with_its_reason(raw: bytes, why: str) -> None:
+    with pytest.raises(chain.BadLine, match=why):
+        chain.decode_line(raw)
+
+
+def test_an_erased_line_keeps_the_digest_of_the_original() -> None:
+    original = line()
+    erased = line(kind="erased", digest=hashlib.sha256(original).hexdigest())
+    assert chain.digest_of_line(erased, chain.decode_line(erased)) == chain.digest_of(original)
+    assert chain.digest_of_line(original, chain.decode_line(original)) == chain.digest_of(original)
+
+
+@given(st.integers(0, 4_000_000_000_000_000))
+def test_a_time_is_read_as_it_was_written(microseconds: int) -> None:
+    wall = microseconds / 1e6
+    assert chain.time_of(chain.time_text(wall)) == pytest.approx(wall, abs=1e-6)
+    assert len(chain.time_text(wall)) == len(T)
+
+
+def test_a_time_without_its_zone_is_refused() -> None:
+    with pytest.raises(ValueError, match="without its zone"):
+        chain.time_of("2026-01-31T12:00:00")
+
+
+@given(st.text(max_size=20), st.integers(1, 4_000_000), st.floats(0, 4e9), st.integers(1, 10**7))
+def test_a_segment_is_named_by_host_process_start_and_number(
+    host: str, pid: int, wall: float, number: int
+) -> None:
+    for suffix in (chain.OPEN, chain.CLOSED, chain.SEAL):
+        name = chain.SegmentName(chain.chain_name(host, pid, wall), number, suffix)
+        assert chain.SegmentName.parse(str(name)) == name
+        assert "/" not in str(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "texts", f"{NAME}-1.jsonl", f"{NAME}-000001.jsonl\n", f"{NAME}-000001.gz"]
+)
+def test_other_files_are_no_segments(name: str) -> None:
+    assert chain.SegmentName.parse(name) is None
+
+
+def test_the_path_of_a_text_leads_nowhere_else() -> None:
+    digest = hashlib.sha256(b"User-agent: *\n").hexdigest()
+    assert chain.text_path(digest) == f"texts/{digest[:2]}/{digest}.gz"
+    for bad in ("../../etc/passwd", digest[:-1], digest.upper()):
+        with pytest.raises(ValueError, match="not a SHA-256"):
+            chain.text_path(bad)
+
+
+def test_the_signature_of_a_seal_covers_chain_number_and_head(tmp_path: Path) -> None:
+    key, other = new_key(tmp_path / "a.pem"), new_key(tmp_path / "b.pem")
+    signature = chain.sign_seal(key, NAME, 7, "ab" * 32)
+    assert chain.is_signed(key.public, NAME, 7, "ab" * 32, signature)
+    assert not chain.is_signed(other.public, NAME, 7, "ab" * 32, signature)
+    assert not chain.is_signed(key.public, NAME + "1", 7, "ab" * 32, signature)
+    assert not chain.is_signed(key.public, NAME, 8, "ab" * 32, signature)
+    assert not chain.is_signed(key.public, NAME, 7, "ac" * 32, signature)
+    for bad in ("", signature[:-2], signature + "=", "é"):
+        assert not chain.is_signed(key.public, NAME, 7, "ab" * 32, bad)
