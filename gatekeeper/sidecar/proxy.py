@@ -103,9 +103,6 @@ class Proxy:
     async def _tunnel(self, call: Call, url: str) -> web.StreamResponse:
         """Connect to the host under a lease, and relay octets until one side closes."""
         service = self._service
-        if self._tunnels >= service.config.server.proxy_tunnels:
-            raise Problem(503, "busy", "too many tunnels are open (server.proxy_tunnels)")
-        self._tunnels += 1
         tunnel: _Tunnel | None = None
         try:
             async with time_limit(service) as end:
@@ -115,21 +112,38 @@ class Proxy:
             with service.streams:
                 return await self._relay(tunnel, call)
         finally:
-            self._tunnels -= 1
             if tunnel is not None:
                 tunnel.close()
 
     async def _dial(self, lease: Lease, url: str) -> _Tunnel:
-        """Connect to the host of a URL through the guard. Raises Problem 403 or 502.
+        """Connect to the host of a URL through the guard. Raises Problem 403, 502 or 503.
 
-        The lease holds its slot while the connection is open.
+        The lease holds its slot while the connection is open. A tunnel counts from here on: while
+        it waits for its lease, it is a request that waits, like any other.
         """
+        if self._tunnels >= self._service.config.server.proxy_tunnels:
+            lease.give_back()
+            raise Problem(503, "busy", "too many tunnels are open (server.proxy_tunnels)")
+        self._tunnels += 1
+        try:
+            tunnel = await self._connect(lease, url)
+        except BaseException:
+            self._closed()
+            raise
+        tunnel.add_callback(self._closed)
+        lease.ends_with(tunnel)
+        return tunnel
+
+    def _closed(self) -> None:
+        self._tunnels -= 1
+
+    async def _connect(self, lease: Lease, url: str) -> _Tunnel:
         parts, began = self._service.gate.parts, time.monotonic()
         guard = parts.guard or Guard(self._service.config)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 resolver = GuardedResolver(guard, parts.resolver)
-                tunnel = _Tunnel(*await _connect(guard, resolver, url), lease)
+                return _Tunnel(*await _connect(guard, resolver, url), lease)
         except AddressRefused as error:
             lease.give_back()
             raise Problem(403, "blocked", "blocked") from error  # T2: this one word
@@ -137,8 +151,6 @@ class Proxy:
             parts.unreached(lease, error)
             lease.report(elapsed=time.monotonic() - began)
             raise Problem(502, "no-answer", "the site could not be reached") from error
-        lease.ends_with(tunnel)
-        return tunnel
 
     async def _relay(self, tunnel: _Tunnel, call: Call) -> web.StreamResponse:
         """Answer CONNECT and relay octets both ways, within the limits of the settings."""
@@ -263,6 +275,9 @@ def _requested_url(request: web.BaseRequest) -> str:
         )
     if request.method not in METHODS:
         raise Problem(501, "method", "this proxy does not pass on this method")
+    if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        # Its octets would be passed on as the content itself (RFC 9112 section 6.1).
+        raise Problem(501, "transfer-coding", "this proxy knows the coding `chunked` alone")
     url = request.raw_path
     if not url.lower().startswith("http://"):
         raise Problem(

@@ -322,6 +322,7 @@ async def echo(internet: FakeInternet) -> AsyncIterator[tuple[list[Echo], str]]:
     address = internet.address()
     internet.dns("a.test", address)
     internet.dns("b.test", address)
+    internet.dns("c.test", address)
     loop = asyncio.get_running_loop()
     async with await loop.create_server(lambda: Echo(made), address, 0) as server:
         yield made, str(server.sockets[0].getsockname()[1])
@@ -395,21 +396,38 @@ async def test_t17_a_tunnel_ends_with_the_token_that_opened_it(
     await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
 
 
-async def test_tunnels_are_limited_to_one_per_host_and_a_total(
+async def test_open_tunnels_are_limited_to_one_per_host_and_a_total(
     echo: tuple[list[Echo], str], proxy: Any
 ) -> None:
+    """A tunnel that waits for its host is not open: it must not take the place of another's."""
     made, port = echo
     client = await proxy(proxy_tunnels=2, **WELCOME)
     _, _, first = await client.connect(f"a.test:{port}")
-    second = asyncio.create_task(client.connect(f"a.test:{port}"))
+    waiting = asyncio.create_task(client.connect(f"a.test:{port}"))
     await until(lambda: client.service.gate.stats().pacing.waiting == 1)
-    third, reader, _ = await client.connect(f"b.test:{port}")
+    second, _, writer = await client.connect(f"b.test:{port}")
+    assert second.startswith(b"HTTP/1.1 200 ")
+    third, reader, _ = await client.connect(f"c.test:{port}")
     assert third.startswith(b"HTTP/1.1 503 ")
     await reader.readuntil(b"server.proxy_tunnels")
-    assert len(made) == 1
-    first.close()
-    assert (await second)[0].startswith(b"HTTP/1.1 200 ")
     assert len(made) == 2
+    writer.close()
+    first.close()
+    assert (await waiting)[0].startswith(b"HTTP/1.1 200 ")
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(("coding", "status"), [("gzip, chunked", b"501"), ("Chunked", b"200")])
+async def test_a_transfer_coding_that_the_proxy_does_not_know_is_refused(
+    coding: str, status: bytes, internet: FakeInternet, proxy: Any
+) -> None:
+    """Its octets would reach the site as if they were the content itself."""
+    site = internet.site("a.test").page("/x", "hello")
+    client = await proxy()
+    head = f"POST http://a.test/x HTTP/1.1\nHost: a.test\nTransfer-Encoding: {coding}"
+    answer = await client.raw(head, b"0\r\n\r\n")
+    assert answer.split()[1] == status
+    assert site.paths == ["/robots.txt", "/x"][: 2 if status == b"200" else 0]
 
 
 @pytest.mark.parametrize("late", [b"", b"late"])
