@@ -71,7 +71,7 @@ MAX_LEVELS: Final = 3
 """A file that robots.txt names is on level 1; an index on this level is not followed."""
 MAX_FILES: Final = 50_000
 """Files read for one call."""
-_MAX_NAMED: Final = 16_777_216
+MAX_NAMED: Final = 16_777_216
 """Characters of the URLs of all these files, which are kept so that none is read twice."""
 _MAX_FINDINGS: Final = 1_000
 _MAX_REDIRECTS: Final = 5  # T9
@@ -281,7 +281,7 @@ class _Walker:
         """Return True if the file was not named before, and there is room for its name."""
         if url in self._named:
             return False
-        if len(self._named) >= MAX_FILES or self._named_size + len(url) > _MAX_NAMED:
+        if len(self._named) >= MAX_FILES or self._named_size + len(url) > MAX_NAMED:
             report("too-many-files", f"more than {MAX_FILES} files are named")
             return False
         self._named.add(url)

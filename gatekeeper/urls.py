@@ -40,7 +40,7 @@ MAX_PATH = MAX_URL - len("http://a")
 ALWAYS_SENDABLE_LENGTH = MAX_PATH // 12
 """A text of at most so many characters can't exceed the limit of a URL by percent-encoding."""
 
-_MAX_AUTHORITIES = 50_000
+MAX_AUTHORITIES = 50_000
 _MAX_AUTHORITY = 1_000
 """Maximum number of characters of an authority. A name has at most 253, and some more when escaped
 by IDNA; the cost of mapping it is more than linear."""
@@ -336,7 +336,7 @@ def _parse_new_authority(written: str) -> _Authority | None:
 
 
 def _remember(written: str, place: _Authority) -> _Authority:
-    make_room(_seen, _MAX_AUTHORITIES)
+    make_room(_seen, MAX_AUTHORITIES)
     _seen[written] = place
     return place
 
@@ -595,7 +595,7 @@ _ROOT = re.compile(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
 _PLAIN_PATH = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 _MAX_FAST_PATH: Final = 8_000
 """Maximum number of characters of a path that a `UrlCache` handles itself."""
-_MAX_ROOTS: Final = 10_000
+MAX_ROOTS: Final = 10_000
 """Maximum number of authorities in a `UrlCache`."""
 
 
@@ -664,7 +664,7 @@ class UrlCache:
         url = url_of(text)
         root = text[: cut + 1]
         if _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
-            make_room(self._authorities, _MAX_ROOTS)
+            make_room(self._authorities, MAX_ROOTS)
             self._authorities[root] = text[:cut], url.with_path("/")
             return self.read(text)  # sets `last`
         return url

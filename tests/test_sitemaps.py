@@ -586,7 +586,7 @@ async def test_endless_indexes_are_bounded(net: FakeInternet, monkeypatch: Any) 
 
 
 async def test_long_names_of_files_are_bounded(net: FakeInternet, monkeypatch: Any) -> None:
-    monkeypatch.setattr("gatekeeper.sitemaps._MAX_NAMED", 10_000)
+    monkeypatch.setattr("gatekeeper.sitemaps.MAX_NAMED", 10_000)
     site = listing(net, "a.test", "/index.xml").otherwise(Page(urlset(ONE)))
     site.page("/index.xml", index(*(f"/{number:01000}" for number in range(50))))
     found = await walk(net, "http://a.test")

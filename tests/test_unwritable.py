@@ -45,7 +45,7 @@ def reserved_room_only() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "_preallocate", refuse)
-        patch.setattr(journal, "_RESERVED_OCTETS", 131_072)
+        patch.setattr(journal, "RESERVED_OCTETS", 131_072)
         yield
 
 

@@ -722,7 +722,7 @@ def test_a_dot_segment_does_not_take_the_fast_path(path: str) -> None:
 
 
 def test_authorities_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls, "_MAX_AUTHORITIES", 100)
+    monkeypatch.setattr(urls, "MAX_AUTHORITIES", 100)
     for number in range(1_000):
         split(f"http://h{number}.example/")
     assert 90 < len(urls._seen) <= 100, "a few go at a time: all at once would stop the loop"

@@ -206,7 +206,7 @@ def _signals_of(response: aiohttp.ClientResponse, start: bytes) -> dict[str, Any
 
 
 _RETRY_STATUSES = frozenset({429, 503})
-_MAX_QUEUED = 1_000_000
+MAX_QUEUED = 1_000_000
 """URLs that wait in the queue at most, apart from redirects and retries of those in flight."""
 _BEFORE_OTHERS = 1
 """Priority of a redirect's target, whose URL has had a lease."""
@@ -339,7 +339,7 @@ class Crawl:
                 self._refuse(_internal_error(given.text, error), given.where)
             if accepted is not None:
                 # Redirects and retries do not wait: a worker that waited would make no room.
-                while self.queue.qsize() >= _MAX_QUEUED:
+                while self.queue.qsize() >= MAX_QUEUED:
                     self._queue_shrunk.clear()
                     await self._queue_shrunk.wait()
                 self.hosts.add(*accepted)

@@ -61,7 +61,7 @@ async def patiently(
 # --- one file per page -----------------------------------------------------------------------
 
 _PARTS = ".parts"
-_MAX_IN_MEMORY = 1 << 16
+MAX_IN_MEMORY = 1 << 16
 """Bytes of a body that stay in memory; for a hundred workers 6 MiB at most."""
 _MAX_SPOOLED = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
@@ -165,7 +165,7 @@ class Body:
         while piece := await content.readany():
             room = self._limit - self.size
             self._write(piece[:room])
-            if self.size > _MAX_IN_MEMORY and self._folder is not None and self._file is None:
+            if self.size > MAX_IN_MEMORY and self._folder is not None and self._file is None:
                 await patiently(self._clock, partial(self._create_file, self._folder))
             if self.size > _MAX_SPOOLED and self._spooled is not None:
                 await patiently(self._clock, partial(self._roll_over, self._spooled))

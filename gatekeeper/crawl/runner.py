@@ -122,7 +122,7 @@ _log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 _HOSTS_SHOWN = 8
-_DISK_WAIT = 300.0
+DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
 
 
@@ -361,7 +361,7 @@ class _Run:
                 moved_at = now
             if problem is None or moved != last_moved:
                 written_at = now
-            elif (waited := now - written_at) >= min(max_wait, _DISK_WAIT):
+            elif (waited := now - written_at) >= min(max_wait, DISK_WAIT):
                 path = str(gate.config.storage.path)
                 problem = problem if path in problem else f"{path}: {problem}"
                 raise StorageError(

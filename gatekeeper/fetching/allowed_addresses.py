@@ -234,9 +234,9 @@ _log = logging.getLogger("gatekeeper.guard")
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
-_MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
+MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
 _MAX_ADDRESSES = 4_096  # cached addresses in parsed form
-_MAX_LOGGED = 1_024  # a refusal is logged again after so many others
+MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",
     Kind.SELF: "our own listener",
@@ -397,7 +397,7 @@ class Guard:
         verdicts, origin = self._verdicts, target.origin
         known: Refusal | None = verdicts.get(origin, _NOT_CACHED)
         if known is _NOT_CACHED:
-            verdicts.make_room(_MAX_CACHED_ORIGINS)
+            verdicts.make_room(MAX_CACHED_ORIGINS)
             known = verdicts[origin] = self._judge_origin(target)
         return known
 
@@ -501,7 +501,7 @@ class Guard:
             return None
         self._refused[refusal.kind] += 1
         if refusal not in self._logged:
-            if len(self._logged) >= _MAX_LOGGED:
+            if len(self._logged) >= MAX_LOGGED:
                 self._logged.clear()
             self._logged.add(refusal)
             _log.warning("refused (%s): %s%s", refusal.kind, refusal.detail, remedy(refusal.kind))

@@ -40,7 +40,7 @@ from gatekeeper.robots.timing import RobotsInterval, Window
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
-_MAX_AWAKE: Final = 1_000
+MAX_AWAKE: Final = 1_000
 """The maximum number of awake texts; each is about ten objects that the garbage collector
 traverses."""
 _AWAKE_BYTES: Final = 1_500
@@ -160,7 +160,7 @@ class FileTexts:
     """Every text in use, found by its body: one object for all origins that serve it.
 
     A text is in use from the first `hold` to the last `release`. The most recently used ones are
-    awake: at most `_MAX_AWAKE`, and an eighth of `cache.max_bytes` by an estimate.
+    awake: at most `MAX_AWAKE`, and an eighth of `cache.max_bytes` by an estimate.
     """
 
     def __init__(self, config: Config, agent: str = "") -> None:
@@ -239,7 +239,7 @@ class FileTexts:
         self.awake_bytes += _awake_bytes_of(text)
         skips = _MAX_SKIPPED
         max_bytes = self._max_awake_bytes
-        while len(awake) > _MAX_AWAKE or (self.awake_bytes > max_bytes and len(awake) > 1):
+        while len(awake) > MAX_AWAKE or (self.awake_bytes > max_bytes and len(awake) > 1):
             oldest = awake.popleft()
             if oldest.users and oldest.used and skips:
                 skips -= 1

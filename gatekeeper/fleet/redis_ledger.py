@@ -66,7 +66,7 @@ from gatekeeper.pacing.ledger import (
 
 HEARTBEAT_SECONDS = 2.0
 """Seconds between two heartbeats of a member."""
-_LOST_AFTER = 1.0
+LOST_AFTER = 1.0
 """Seconds without a response after which the store is considered lost."""
 _CLOCK_TOLERANCE = 0.05
 """Seconds by which the store's clock may deviate from ours, in addition to the round trip."""
@@ -84,7 +84,7 @@ _POLL_SECONDS = 1.0
 """Seconds between two requests for a scope while notifications can't be received."""
 _UNKNOWN_RETRY = 0.25
 """Seconds between two attempts while some member may not know this one yet."""
-_PUSH_BATCH = 500
+PUSH_BATCH = 500
 """Clocks pushed per script call after the store has lost its contents."""
 
 _log = logging.getLogger(__name__)
@@ -559,8 +559,8 @@ class RedisLedger:
             *(clock_operation(one) for one in clocks if one.scope),
             *self._renewals([token for token, one in self._tokens.items() if one.granted]),
         ]
-        for first in range(0, len(operations), _PUSH_BATCH):
-            await self._execute(operations[first : first + _PUSH_BATCH], epoch)
+        for first in range(0, len(operations), PUSH_BATCH):
+            await self._execute(operations[first : first + PUSH_BATCH], epoch)
         if self._shared_fetcher is not None:
             await self._shared_fetcher.offer(self._store, self.config.hold / 4)
         await self.overrides.write_all(epoch)
@@ -587,7 +587,7 @@ class RedisLedger:
         if self._failing_since is None:
             self._failing_since = self._clock.monotonic()
         self._epoch = ""
-        if self._open and self._clock.monotonic() >= self._failing_since + _LOST_AFTER:
+        if self._open and self._clock.monotonic() >= self._failing_since + LOST_AFTER:
             self._set_lost(why)
 
     def _set_lost(self, why: Exception) -> None:

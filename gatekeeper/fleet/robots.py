@@ -55,7 +55,7 @@ from gatekeeper.fleet.store import CALL_DEADLINE, MAX_REFUSED_PAUSE, Store, Stor
 
 CLAIM_FOR = 10.0
 """Seconds after which a claim expires unless its member renews it."""
-_FIRST_LOOK_SECONDS, _MAX_LOOK_SECONDS = 0.1, 1.0
+FIRST_LOOK_SECONDS, MAX_LOOK_SECONDS = 0.1, 1.0
 """Seconds between two looks for the result of another member: initially, and at most."""
 _FAILURE_SECONDS = 60.0
 """Seconds for which the other members use a failure that one member observed."""
@@ -65,12 +65,12 @@ _MAX_STAMPS = 100_000
 """Maximum number of origins whose stamps are remembered."""
 _MAX_CALLS = 8
 """Maximum number of calls in flight at the same time."""
-_AWAY_SECONDS = 1.0
+AWAY_SECONDS = 1.0
 """Seconds for which a store that did not respond is not called again; one that denies access is not
 called for `MAX_REFUSED_PAUSE`."""
 
 
-_MAX_TEXT = 64 * 1024 * 1024
+MAX_TEXT = 64 * 1024 * 1024
 """Maximum size of a text in octets, so that a few octets in the store can't fill the memory."""
 _OFFERS_PER_CALL = 500
 """Files that are offered in one script call."""
@@ -170,7 +170,7 @@ class SharedFetcher:
 
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + CLAIM_FOR
-        seconds, first, alone = _FIRST_LOOK_SECONDS, True, False
+        seconds, first, alone = FIRST_LOOK_SECONDS, True, False
         looking = last_look.set(look)
         try:
             while True:
@@ -188,7 +188,7 @@ class SharedFetcher:
                         return Retrieval(outcome=Outcome.FLEET, detail=str(error))
                     alone = self._divided() and not first
                     if not alone:
-                        await asyncio.sleep(_AWAY_SECONDS * 1.1)
+                        await asyncio.sleep(AWAY_SECONDS * 1.1)
                     first = False  # perhaps only the connection broke, and the store is available
                     continue
                 except _Superseded as by:
@@ -196,7 +196,7 @@ class SharedFetcher:
                         return by.found
                     left, alone = seconds, False
                 await self._wait(origin, min(seconds, left))
-                seconds = min(2 * seconds, _MAX_LOOK_SECONDS)
+                seconds = min(2 * seconds, MAX_LOOK_SECONDS)
         finally:
             last_look.reset(looking)
 
@@ -262,7 +262,7 @@ class SharedFetcher:
                     return await call
                 except LedgerLost as error:
                     refused = isinstance(error, StoreRefuses)
-                    away = MAX_REFUSED_PAUSE if refused else _AWAY_SECONDS
+                    away = MAX_REFUSED_PAUSE if refused else AWAY_SECONDS
                     self._away_until, self._away_because = loop.time() + away, str(error)
                     raise
         finally:
@@ -329,7 +329,7 @@ class SharedFetcher:
         late = 0.0
         try:
             while late < CLAIM_FOR:
-                await asyncio.sleep(_AWAY_SECONDS * 1.1)
+                await asyncio.sleep(AWAY_SECONDS * 1.1)
                 late = asyncio.get_running_loop().time() - begun
                 with contextlib.suppress(LedgerLost):
                     return await self._write(origin, retrieval, late + CALL_DEADLINE)
@@ -430,9 +430,9 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
 
 
 def _inflated(body: bytes) -> bytes:
-    """Decompress a text. Raises zlib.error, also if it is larger than `_MAX_TEXT`."""
+    """Decompress a text. Raises zlib.error, also if it is larger than `MAX_TEXT`."""
     unpacker = zlib.decompressobj()
-    text = unpacker.decompress(body, _MAX_TEXT)
+    text = unpacker.decompress(body, MAX_TEXT)
     if not unpacker.eof:
         raise zlib.error("the text is cut or too large")
     return text

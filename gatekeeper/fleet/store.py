@@ -38,10 +38,10 @@ _OPTIONS = frozenset({"db", "client_name", "sentinel_username", "sentinel_passwo
 """Query parameters that a URL may have, besides `ssl_...`. Others could change the deadlines or the
 form of responses."""
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
-_POLL_SECONDS, _SILENT_POLLS = 0.25, 8
+POLL_SECONDS, _SILENT_POLLS = 0.25, 8
 """Seconds between two looks for new channels, and the number of looks without a message after which
 the connection is tested with a ping."""
-_FIRST_PAUSE, _QUICK_ATTEMPTS = 0.25, 4
+FIRST_PAUSE, _QUICK_ATTEMPTS = 0.25, 4
 """Seconds between two attempts to reach the store, and after how many of them they double."""
 _MAX_PAUSE, MAX_REFUSED_PAUSE = 1.0, 10.0
 """The longest pause in seconds: usually, and if the server denies access or is no store."""
@@ -423,8 +423,8 @@ class Store:
                 async with asyncio.timeout(CALL_DEADLINE):
                     await pubsub.subscribe(*new)
             # redis-py may reconnect here.
-            async with asyncio.timeout(CALL_DEADLINE + _POLL_SECONDS):
-                message = await pubsub.get_message(timeout=_POLL_SECONDS)
+            async with asyncio.timeout(CALL_DEADLINE + POLL_SECONDS):
+                message = await pubsub.get_message(timeout=POLL_SECONDS)
             if message is None:
                 silent += 1
                 if silent == _SILENT_POLLS:
@@ -482,7 +482,7 @@ class StoreAttempts:
     def pause(self) -> float:
         """Return the seconds until the next attempt: more after many failures, and not the same for
         each member."""
-        doubled: float = _FIRST_PAUSE * 2 ** min(20, max(0, self._failures - _QUICK_ATTEMPTS))
+        doubled: float = FIRST_PAUSE * 2 ** min(20, max(0, self._failures - _QUICK_ATTEMPTS))
         return min(doubled, self._longest) * self._random.uniform(0.75, 1.25)
 
 

@@ -87,7 +87,7 @@ _RULE = Reason.RULE
 _ROBOTS_FILE = PathRuling(_ALLOW, Reason.ROBOTS_FILE)
 """"/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of 1996 and 2.0,
 R96-16 and V2-34)."""
-_LATELY = 1_000
+LATELY = 1_000
 """A text at rest wakes if its origin was asked about lately: if no more than so many questions on
 the long road lie between. A crawl that asks a hundred thousand origins one by one wakes none."""
 _MAX_NOTED_HOSTS = 100_000
@@ -368,7 +368,7 @@ class Decider:
         """Count a question that takes the long road. Return True if the last one about the record
         was lately."""
         self._asked += 1
-        lately = 0 < record.asked > self._asked - _LATELY
+        lately = 0 < record.asked > self._asked - LATELY
         record.asked = self._asked
         record.used = True
         return lately

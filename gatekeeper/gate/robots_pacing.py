@@ -31,7 +31,7 @@ from gatekeeper.urls import Target, host_of
 PARKED: Final = "no such name"
 """Reason of a block that was set because the host's name does not exist."""
 
-_PATIENCE_SECONDS: Final = 5.0
+PATIENCE_SECONDS: Final = 5.0
 """Seconds that a question may wait for a block to end, or for a fleet's store."""
 _PAUSED_RETRY_SECONDS: Final = 60.0
 """Seconds after which to ask again about a paused host, whose end is unknown."""
@@ -106,13 +106,13 @@ class RobotsPacing:
         mostly restores its data in a moment, and nobody knows before that it does not."""
         found = self._scheduler.held(host)
         if found is None or found[1] == PARKED:
-            late = self._clock.monotonic() >= since + _PATIENCE_SECONDS
+            late = self._clock.monotonic() >= since + PATIENCE_SECONDS
             lost = late and self._scheduler.holdups.unavailable
-            return (Outcome.FLEET, _PATIENCE_SECONDS) if lost else None
+            return (Outcome.FLEET, PATIENCE_SECONDS) if lost else None
         seconds = found[0]
         if seconds == math.inf:
             return Outcome.HOST_PAUSED, _PAUSED_RETRY_SECONDS
-        return (Outcome.HOST_BLOCKED, seconds) if seconds > _PATIENCE_SECONDS else None
+        return (Outcome.HOST_BLOCKED, seconds) if seconds > PATIENCE_SECONDS else None
 
     def learnt(self, record: Record) -> None:
         """Apply a new record: its interval counts from the robots.txt request, for every request.
@@ -169,7 +169,7 @@ class _GrantWatch(msgspec.Struct, eq=False):
     def due(self, now: float) -> None:
         """Called by the timer: tell the waiters, and set the next look."""
         self._tell(self._why)
-        self._alarm.set(self, now + _PATIENCE_SECONDS)
+        self._alarm.set(self, now + PATIENCE_SECONDS)
 
     def __exit__(self, *error: object) -> None:
         self._alarm.drop(self)

@@ -77,7 +77,7 @@ MOST_FETCHES: Final = 64
 """Maximum number of concurrent calls of `fetch`."""
 WAIT: Final = 60.0
 """Timeout of a call in seconds, including the waits for leases (those of redirects as well)."""
-_PROGRESS_SECONDS: Final = 2.0
+PROGRESS_SECONDS: Final = 2.0
 """Seconds between two notifications of progress."""
 _WHY_SECONDS: Final = 2.0
 """Timeout in seconds for finding out what delayed a call."""
@@ -412,8 +412,8 @@ class _Tools:
         """Report the seconds so far, of how many, and what the host waits for."""
         seconds = 0.0
         while True:
-            await asyncio.sleep(_PROGRESS_SECONDS)
-            seconds += _PROGRESS_SECONDS
+            await asyncio.sleep(PROGRESS_SECONDS)
+            seconds += PROGRESS_SECONDS
             clocks = await self._clocks(url)
             await context.report_progress(seconds, self._wait, "; ".join(clocks) or "reading")
 

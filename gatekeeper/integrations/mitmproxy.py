@@ -78,7 +78,7 @@ _log = logging.getLogger(__name__)
 
 WAIT: Final = 60.0
 """Seconds that a request waits for its lease at most, unless the caller says otherwise."""
-_MOST_OF_HOST: Final = 1_000
+MOST_OF_HOST: Final = 1_000
 """Requests and tunnels of one host that wait or run at the same time."""
 _MOST: Final = 10_000
 """Requests and tunnels of all hosts together."""
@@ -274,8 +274,8 @@ class PoliteProxy:
         address = request.host, request.port
         every = (one for flows in self._open.values() for one in flows.values())
         if self._count >= _MOST or (
-            self._count >= _MOST_OF_HOST
-            and sum(one.address[0] == address[0] for one in every) >= _MOST_OF_HOST
+            self._count >= MOST_OF_HOST
+            and sum(one.address[0] == address[0] for one in every) >= MOST_OF_HOST
         ):
             raise _NotPassedOn(
                 503, "busy", f"too many requests for {request.host} are waiting here"

@@ -38,11 +38,11 @@ _NO_EFFECT = " "
 _TWO_FORMS = re.compile(r"\*[0-9A-F]|\A[^?]*%(?:3A|2F)")
 """Matches a pattern with a `?` that may match a path as written and not in its query form: an octet
 that changes can be matched by one that does not."""
-_LARGE = 16_384
+LARGE = 16_384
 """Sets with more octets of values are prepared completely before the first question."""
-_MAX_LINEAR_PATTERNS = 512
-"""If there are more patterns, or more than `_LARGE` octets, they are looked up by their pieces."""
-_MAX_LINEAR_PAIRS = 1 << 21
+MAX_LINEAR_PATTERNS = 512
+"""If there are more patterns, or more than `LARGE` octets, they are looked up by their pieces."""
+MAX_LINEAR_PAIRS = 1 << 21
 """Maximum product of the octets of a path and of the patterns for which the patterns are tried one
 by one. It may be used up twice for an answer, which takes some 2 ms. Beyond that the work is
 counted, see `patterns`."""
@@ -125,7 +125,7 @@ class LongestMatch:
         """Prefixes of all paths that are matched by a Disallow and yet allowed."""
         self._max_quick = ALWAYS_SENDABLE_LENGTH
         """Maximum number of octets of a path for which these are used."""
-        if len(joined) > _LARGE:
+        if len(joined) > LARGE:
             self._max_quick = -1
             self._prepare()
             return
@@ -138,8 +138,8 @@ class LongestMatch:
             heads = [v.partition("*")[0].removesuffix("$") for v in allows if len(v) >= least]
             self._allow_heads = (*dict.fromkeys(heads), ROBOTS_TXT)
         if "*" in joined or "$" in joined:
-            many = joined.count("*") + joined.count("$") > _MAX_LINEAR_PATTERNS
-            most = -1 if many else _MAX_LINEAR_PAIRS // len(joined)
+            many = joined.count("*") + joined.count("$") > MAX_LINEAR_PATTERNS
+            most = -1 if many else MAX_LINEAR_PAIRS // len(joined)
             self._max_quick = min(ALWAYS_SENDABLE_LENGTH, most)
             denied, self._quick = _split_off_patterns(denied)
         self._denied = tuple(denied)
@@ -292,8 +292,8 @@ class LongestMatch:
         best_first = sorted(wild, key=wild.__getitem__, reverse=True)
         pieces = [pattern.rstrip("*$").rpartition("*")[2] for pattern in best_first]
         patterns = [*zip(map(wild.__getitem__, best_first), pieces, best_first, strict=True)]
-        max_linear = _MAX_LINEAR_PAIRS // max(octets, 1)
-        if len(wild) > _MAX_LINEAR_PATTERNS or octets > _LARGE:
+        max_linear = MAX_LINEAR_PAIRS // max(octets, 1)
+        if len(wild) > MAX_LINEAR_PATTERNS or octets > LARGE:
             max_linear = 0
             self._build_index(patterns)
         prepared = table, sorted({*map(len, table)}, reverse=True), patterns, max_linear

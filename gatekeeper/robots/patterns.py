@@ -523,7 +523,7 @@ COMPARE_BITS = 9
 """Binary logarithm of the number of octet comparisons that count as one step of a search."""
 _KEY_LENGTHS = (1, 2, 4, 16)
 """Lengths of the substrings of a path that are looked up in sets."""
-_MAX_SHARED = 32
+MAX_SHARED = 32
 """Maximum number of patterns that are indexed by the same longest piece. If more share it, another
 piece is chosen for them."""
 _USELESS_PIECES = ("", "$")
@@ -689,7 +689,7 @@ def _index_keys(patterns: Sequence[str]) -> list[str]:
     `PatternIndex`."""
     keys = [*map(longest_piece, patterns)]
     counts = _counted([keys])
-    if max(counts.values(), default=0) > _MAX_SHARED:
+    if max(counts.values(), default=0) > MAX_SHARED:
         split_patterns = [pattern.split("*") for pattern in patterns]
         piece_counts = _counted(split_patterns)
         # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
@@ -697,7 +697,7 @@ def _index_keys(patterns: Sequence[str]) -> list[str]:
         rank = {piece: (count << 20) - len(piece) for piece, count in piece_counts.items()}
         rank |= dict.fromkeys(_USELESS_PIECES, len(patterns) << 30)
         keys = [
-            min(pieces, key=rank.__getitem__) if counts[key] > _MAX_SHARED else key
+            min(pieces, key=rank.__getitem__) if counts[key] > MAX_SHARED else key
             for pieces, key in zip(split_patterns, keys, strict=True)
         ]
     if "$\n" not in "\n".join([*keys, ""]):

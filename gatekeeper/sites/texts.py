@@ -52,7 +52,7 @@ def place_of(rule: Rule | None) -> str:
     return f"line {rule.line}: {printable(rule.text.strip(), 200)}" if rule else "no rule"
 
 
-_MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Maximum bytes read from a file or from standard input, which may have no end."""
 
 
@@ -99,15 +99,15 @@ def read_text(settings: CallSettings, source: str) -> Text:
 def read_bounded(source: str) -> bytes:
     """Return the content of a file or of standard input (`-`).
 
-    Raises OSError if it can't be read, GatekeeperError if it is longer than `_MAX_BYTES`.
+    Raises OSError if it can't be read, GatekeeperError if it is longer than `MAX_BYTES`.
     """
     if source == "-":
-        body = standard_input().read(_MAX_BYTES + 1)
+        body = standard_input().read(MAX_BYTES + 1)
     else:
         with open(source, "rb") as file:
-            body = file.read(_MAX_BYTES + 1)
-    if len(body) > _MAX_BYTES:
-        raise GatekeeperError(f"{source}: longer than {_MAX_BYTES >> 20} MiB, the limit for input")
+            body = file.read(MAX_BYTES + 1)
+    if len(body) > MAX_BYTES:
+        raise GatekeeperError(f"{source}: longer than {MAX_BYTES >> 20} MiB, the limit for input")
     return body
 
 

@@ -47,7 +47,7 @@ from gatekeeper.urls import MAX_PATH
 
 MAX_STEPS = 2_000_000
 """Maximum number of steps, of about a microsecond each, for one question about a file."""
-_MAX_SEARCH = 200_000
+MAX_SEARCH = 200_000
 """Maximum number of steps of one search, so that one hard rule leaves steps for the others."""
 _QUERY_STEPS = 10
 """Steps counted for asking a policy about a path, in addition to one per `_PATTERNS_PER_STEP`
@@ -89,7 +89,7 @@ class Budget:
         """Return the budget of a single search. Raises SearchGivenUp if no steps are left."""
         if self.left <= 0:
             raise SearchGivenUp
-        return Budget(min(self.left, _MAX_SEARCH))
+        return Budget(min(self.left, MAX_SEARCH))
 
 
 class _Automaton:

@@ -43,7 +43,7 @@ _MAX_GROWTH_FACTOR = 4
 """The journal grows to this many times its limit while the database can't absorb it."""
 _PREALLOCATED_OCTETS = 131_072
 """Octets that are preallocated at a time."""
-_RESERVED_OCTETS = 32_768
+RESERVED_OCTETS = 32_768
 """Preallocated octets that only `append(use_reserved=True)` may use: more than a hundred blocks."""
 _MIN_RESERVED_OCTETS = 4096
 """With fewer reserved octets left, the next block may not fit."""
@@ -140,7 +140,7 @@ class Journal:
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
         end = self.size + len(frame)
-        if end > self._allocated_end - _RESERVED_OCTETS:
+        if end > self._allocated_end - RESERVED_OCTETS:
             try:
                 self._allocated_end = _preallocate(self._fd, self._allocated_end)
             except OSError:
@@ -168,7 +168,7 @@ class Journal:
     @property
     def in_reserved(self) -> bool:
         """True if the reserved space is in use, because no other is left."""
-        return self._fd >= 0 and self.size > self._allocated_end - _RESERVED_OCTETS
+        return self._fd >= 0 and self.size > self._allocated_end - RESERVED_OCTETS
 
     @property
     def is_full(self) -> bool:

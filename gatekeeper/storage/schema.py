@@ -53,7 +53,7 @@ APPLICATION_ID = 0x67617465
 VERSION = 8
 
 _MAGIC = b"SQLite format 3\x00"
-_MAX_CHECKED_BYTES = 8 * 1024 * 1024
+MAX_CHECKED_BYTES = 8 * 1024 * 1024
 """A file up to this size is checked page by page when opened; it takes milliseconds."""
 
 _REMEDIES = {
@@ -328,7 +328,7 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
         )
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     size = pages * connection.execute("PRAGMA page_size").fetchone()[0]
-    if size <= _MAX_CHECKED_BYTES:
+    if size <= MAX_CHECKED_BYTES:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             # quick_check may report several lines; error messages have one.

@@ -297,7 +297,7 @@ def test_an_output_file_that_cannot_be_written_is_named_as_given(
 def test_input_beyond_the_size_limit_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(texts, "MAX_BYTES", 1 << 20)
     null = "/dev/null"
     for command in (
         *(["lint"], ["compose"], ["diff", null], ["diff", null, null, "--urls"]),
@@ -353,7 +353,7 @@ def test_diff_names_the_deciding_line_of_both_files(
 def test_diff_names_the_lines_that_were_not_searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sites.witness._MAX_SEARCH", 0)
+    monkeypatch.setattr("gatekeeper.sites.witness.MAX_SEARCH", 0)
     old, new = written(
         tmp_path,
         old="User-agent: *\nDisallow: /*a*b\nAllow: /*ab***\nAllow: /*axb***\nAllow: /*b***a\n",

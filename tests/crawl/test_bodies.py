@@ -45,7 +45,7 @@ def pages(
 ) -> Folder:
     """The folder of a crawl, with small bodies in memory or with all bodies in files."""
     if "file" in request.param:
-        monkeypatch.setattr(output, "_MAX_IN_MEMORY", -1)
+        monkeypatch.setattr(output, "MAX_IN_MEMORY", -1)
     return Folder(tmp_path)
 
 

@@ -39,7 +39,7 @@ async def test_no_request_is_sent_while_the_disk_is_full(
     net, folder = virtual_internet, tmp_path / "out"
     site = net.site("a.test").robots(OPEN).page("/x", "here")
     # The writer thread uses the machine's clock, which is independent of the virtual one.
-    full.setattr(runner, "_DISK_WAIT", 1e9)
+    full.setattr(runner, "DISK_WAIT", 1e9)
 
     async def run() -> int:
         fetching = asyncio.create_task(fetch(net, URL, output=folder))

@@ -80,7 +80,7 @@ async def test_two_redirects_to_one_page_fetch_the_page_once(
 async def test_a_full_queue_takes_redirects_and_the_rest_of_the_list(
     internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_MAX_QUEUED", 1)
+    monkeypatch.setattr(engine, "MAX_QUEUED", 1)
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /9\n")
     for number in range(9):
         site.on(f"/{number}", redirect(f"/to-{number}")).page(f"/to-{number}")

@@ -109,7 +109,7 @@ def test_a_known_authority_does_not_pass_another_url(url: str) -> None:
 
 
 def test_the_memory_of_verdicts_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.allowed_addresses._MAX_CACHED_ORIGINS", 10)
+    monkeypatch.setattr("gatekeeper.fetching.allowed_addresses.MAX_CACHED_ORIGINS", 10)
     guard = Guard()
     for number in range(100):
         assert guard.refuses_url(f"http://h{number}.example.com/") is None
@@ -370,7 +370,7 @@ def test_credentials_and_control_characters_stay_out_of_the_log(caplog) -> None:
 
 
 def test_the_memory_of_logged_refusals_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.allowed_addresses._MAX_LOGGED", 10)
+    monkeypatch.setattr("gatekeeper.fetching.allowed_addresses.MAX_LOGGED", 10)
     guard = Guard()
     for number in range(100):
         guard.refuses_url(f"http://10.0.0.{number}/")

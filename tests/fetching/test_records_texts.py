@@ -95,7 +95,7 @@ def test_a_text_at_rest_is_parsed_again_to_the_same_rules(texts: FileTexts, name
 
 
 def test_the_texts_used_last_stay_parsed(texts: FileTexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_MAX_AWAKE", 3)
+    monkeypatch.setattr(records, "MAX_AWAKE", 3)
     kept = [texts.of(b"User-agent: *\nDisallow: /%d\n" % number) for number in range(10)]
     for text in kept[:9]:
         texts.hold(text)

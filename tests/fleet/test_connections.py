@@ -497,7 +497,7 @@ Deadline = Callable[[RedisLedger, float], None]
 def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
     """Shorten the deadline of calls only while the store does not respond, since a busy machine
     might exceed it otherwise."""
-    monkeypatch.setattr(store_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(store_module, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(ledger_module, "HEARTBEAT_SECONDS", 0.1)
 
     def give(ledger: RedisLedger, seconds: float) -> None:
@@ -648,8 +648,8 @@ async def test_a_store_that_answers_nonsense_is_lost_with_one_log_line(
     server: Server, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_module, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(ledger_module, "_LOST_AFTER", 0.05)
-    monkeypatch.setattr(store_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(ledger_module, "LOST_AFTER", 0.05)
+    monkeypatch.setattr(store_module, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.5)  # some answers are read as incomplete
     proxy = Proxy(str(server.socket))
     await proxy.open()

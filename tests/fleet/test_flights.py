@@ -274,7 +274,7 @@ async def test_a_hold_that_ends_while_it_is_pushed_keeps_its_clock(
 ) -> None:
     """After the store lost its data. Its clock did not lie ahead, so the hold alone tells of it."""
     ledger, ending = far.ledger, list[asyncio.Task[None]]()
-    monkeypatch.setattr("gatekeeper.fleet.redis_ledger._PUSH_BATCH", 1)
+    monkeypatch.setattr("gatekeeper.fleet.redis_ledger.PUSH_BATCH", 1)
     listen_to, execute = Listener(), ledger._execute
     monkeypatch.setattr(listen_to, "clocks", lambda: [ScopeClock("known", 5.0, 60.0)])
     ledger.listen("a", listen_to)

@@ -56,7 +56,7 @@ async def test_a_store_out_of_memory_is_lost_until_memory_is_free(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.fleet.redis_ledger._LOST_AFTER", 0.1)
+    monkeypatch.setattr("gatekeeper.fleet.redis_ledger.LOST_AFTER", 0.1)
     listener = Listener()
     ledger = await join(user=lambda one: one.listen("a", listener))
     await ledger.block([Report("blocked", 60.0, "429")])

@@ -234,7 +234,7 @@ async def test_a_member_that_lost_the_store_looks_there_again_once_it_has_its_le
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member gives the store up after a while, and then waits for a lease as long as it takes."""
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.05)
     slow, quick = Site(), Site()
     slow.due.clear()
@@ -271,8 +271,8 @@ async def test_a_member_that_waits_for_a_file_is_told_at_once(
     member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a message, the next look would come after an hour here."""
-    monkeypatch.setattr(robots, "_FIRST_LOOK_SECONDS", 3600.0)
-    monkeypatch.setattr(robots, "_MAX_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(robots, "FIRST_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(robots, "MAX_LOOK_SECONDS", 3600.0)
     monkeypatch.setattr(robots, "CLAIM_FOR", 9000.0)
     site, ledger = Site(), await join()
     ledger.listen("a", Listener())
@@ -369,7 +369,7 @@ async def test_without_the_store_each_fetches_for_itself(
     async def lost(*_: object) -> Awaitable[None]:
         raise LedgerLost("away")
 
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     site = Site()
     for name in ("one", "other"):
         one = member(site, name)
@@ -382,7 +382,7 @@ async def test_without_the_store_each_fetches_for_itself(
 async def test_a_store_call_that_fails_once_causes_no_second_fetch(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     site = Site()
     await member(site, "one").fetch(ORIGIN)
     other = member(site, "other")
@@ -401,7 +401,7 @@ async def test_an_unreachable_store_is_tried_by_a_bounded_number_of_retrievals(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt may take two seconds, and a thousand origins may be requested."""
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.2)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.2)
     site, tries = Site(), 0
     one = member(site, "one")
     answer = asyncio.Event()
@@ -427,7 +427,7 @@ async def test_a_store_that_denies_access_is_left_alone_for_longer(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt logs in once more, which a store with a list of failures may punish."""
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
     site, tries = Site(), 0
     one = member(site, "one")
@@ -474,7 +474,7 @@ async def test_while_no_lease_is_granted_the_store_is_asked_until_it_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is back, it has the result of another member: the file is not fetched again."""
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     site, tries = Site(), 0
     await member(site, "one").fetch(ORIGIN)
     other = member(site, "other")
@@ -505,7 +505,7 @@ async def test_at_maxclients_the_question_is_deferred_although_leases_are_grante
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ledger's connections live, and the store refuses the new one for the file."""
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
     full, site = Server("--maxclients", "1"), Site()
     full.start()
@@ -530,7 +530,7 @@ async def test_a_result_that_could_not_be_written_is_written_once_the_store_answ
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim is renewed meanwhile, and the caller has its answer immediately."""
-    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.02)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.02)
     site = Site()
     one, other = member(site, "one"), member(site, "other")
     script, away = one._store.script, asyncio.Event()
@@ -731,6 +731,6 @@ async def test_a_text_in_the_store_beyond_the_size_limit_is_not_unpacked(
     """A few octets in the store could fill the memory."""
     one, site = member(Site(), "one"), Site()
     await one.fetch(ORIGIN)
-    monkeypatch.setattr(robots_module, "_MAX_TEXT", 1_000)
+    monkeypatch.setattr(robots_module, "MAX_TEXT", 1_000)
     await member(site, "other").fetch(ORIGIN)
     assert site.asked == 1

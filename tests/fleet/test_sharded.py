@@ -247,7 +247,7 @@ async def test_an_event_of_all_shards_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A loss, a return and the member's name, rather than once for each of the sixteen shards."""
-    monkeypatch.setattr("gatekeeper.fleet.redis_ledger._LOST_AFTER", 0.1)
+    monkeypatch.setattr("gatekeeper.fleet.redis_ledger.LOST_AFTER", 0.1)
     monkeypatch.setattr("gatekeeper.fleet.redis_ledger.HEARTBEAT_SECONDS", 0.05)
     caplog.set_level(logging.INFO, "gatekeeper.fleet")
     store = Server()

@@ -352,7 +352,7 @@ async def test_a_text_at_rest_is_parsed_for_an_origin_asked_about_lately(
     others: int,
     wakes: bool,
 ) -> None:
-    monkeypatch.setattr(decider, "_LATELY", 5)
+    monkeypatch.setattr(decider, "LATELY", 5)
     await asked(virtual_internet, gate, "/b")
     (record,) = gate.parts.decider.records.values()
     assert record.text is not None
@@ -438,7 +438,7 @@ async def test_a_changed_setting_is_in_the_next_decision_also_about_a_host_not_a
     virtual_internet.site("b.test").robots("User-agent: *\nCrawl-delay: 50\n")
     for _ in range(3):
         assert not (await asked(virtual_internet, gate, "/a", "b.test")).clamped
-    monkeypatch.setattr(decider, "_LATELY", 0)
+    monkeypatch.setattr(decider, "LATELY", 0)
     settings = msgspec.structs.replace(gate.config.pacing, max_interval=5.0)
     gate.parts.decider.adjust(msgspec.structs.replace(gate.config, pacing=settings))
     for _ in range(3):

@@ -223,7 +223,7 @@ async def test_a_prompt_is_the_text_of_the_page_or_the_refusal(
 async def test_progress_says_what_the_host_waits_for(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.integrations.mcp._PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("gatekeeper.integrations.mcp.PROGRESS_SECONDS", 0.02)
     hold = Hold(Page("late", content_type="text/plain"))
     internet.site("a.test").robots(DENYING).on("/slow", hold)
     told: list[tuple[float, float | None, str | None]] = []

@@ -338,7 +338,7 @@ async def test_a_body_is_passed_on_as_it_comes(internet: FakeInternet, rig_of: O
 async def test_requests_of_one_host_are_bounded(
     internet: FakeInternet, rig_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.integrations.mitmproxy._MOST_OF_HOST", 2)
+    monkeypatch.setattr("gatekeeper.integrations.mitmproxy.MOST_OF_HOST", 2)
     for name in ("a.test", "b.test"):
         internet.site(name).robots("").on("/x", Stall("x" * 100)).page("/y")
     rig = await rig_of(max_wait=60.0)

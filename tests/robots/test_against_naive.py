@@ -126,12 +126,12 @@ def layout(request: pytest.FixtureRequest) -> Iterator[None]:
     tried one by one or looked up by their pieces."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "at once":
-            patch.setattr(longest, "_LARGE", -1)
+            patch.setattr(longest, "LARGE", -1)
         if request.param == "short paths":
-            patch.setattr(longest, "_MAX_LINEAR_PAIRS", 60)
+            patch.setattr(longest, "MAX_LINEAR_PAIRS", 60)
         if request.param == "counted":
-            patch.setattr(longest, "_MAX_LINEAR_PATTERNS", 0)
-            patch.setattr(patterns, "_MAX_SHARED", 1)
+            patch.setattr(longest, "MAX_LINEAR_PATTERNS", 0)
+            patch.setattr(patterns, "MAX_SHARED", 1)
         yield
 
 

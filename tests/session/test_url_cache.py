@@ -108,7 +108,7 @@ def test_the_cache_knows_text_and_origin_of_the_last_plain_url() -> None:
 def test_authorities_are_forgotten_before_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.urls._MAX_ROOTS", 10)
+    monkeypatch.setattr("gatekeeper.urls.MAX_ROOTS", 10)
     cache = UrlCache()
     for number in range(95):
         assert cache.read(f"http://{number}.example/").host == f"{number}.example"

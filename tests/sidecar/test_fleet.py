@@ -201,7 +201,7 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
 async def test_a_lease_waits_until_the_store_is_restored_and_a_check_does_not(
     serve: Open, store: Server, page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(robots_pacing, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(robots_pacing, "PATIENCE_SECONDS", 0.1)
     one = await serve(fleet={"url": store.url, "hold": 1.0})  # the store is empty
     leasing = asyncio.create_task(one.post("/v1/leases", {"url": page, "wait": 30}))
     _, said = await one.get("/v1/check", params={"url": page})

@@ -330,7 +330,7 @@ def test_a_file_that_names_thousands_of_robots_is_compared_in_a_second(rule: str
 def test_a_url_shared_by_two_simple_patterns_is_found_without_a_search(
     one: str, other: str, url: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witness, "_MAX_SEARCH", 0)
+    monkeypatch.setattr(witness, "MAX_SEARCH", 0)
     composed = made(GROUP + one, GROUP + other)
     assert [problem.url for problem in composed.problems][:1] == ([url] if url else [])
 
@@ -353,7 +353,7 @@ def test_conflicts_that_need_no_search_are_found_first(
 ) -> None:
     hard = "Disallow: /*a*b\nAllow: /*ab***\nAllow: /*axb***\nAllow: /*b***a\n"
     bodies = [GROUP + hard + "Disallow: /easy\n", GROUP + "Allow: /*a\nAllow: /easy\n"]
-    monkeypatch.setattr(witness, "_MAX_SEARCH", 0)
+    monkeypatch.setattr(witness, "MAX_SEARCH", 0)
     first, *others = made(*bodies).problems
     assert (first.code, first.url) == ("conflict", "/easy")
     assert {problem.code for problem in others} == {"undecided"}

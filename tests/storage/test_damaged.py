@@ -94,7 +94,7 @@ async def test_every_damage_raises_storage_error(
     await fill(good, made)
     whole = good.read_bytes()
     if not checked:  # like a file that is too large to be checked on opening
-        monkeypatch.setattr(schema, "_MAX_CHECKED_BYTES", 0)
+        monkeypatch.setattr(schema, "MAX_CHECKED_BYTES", 0)
     for number in range(part, MANY // 2, PARTS):
         rng = random.Random(f"{number} {checked}")
         content = bytearray(whole)

@@ -160,7 +160,7 @@ async def test_damage_met_later_is_an_error_that_names_the_file(
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
     path.write_bytes(content)
     # Like a file that is too large to be checked on opening.
-    monkeypatch.setattr(schema, "_MAX_CHECKED_BYTES", 0)
+    monkeypatch.setattr(schema, "MAX_CHECKED_BYTES", 0)
     async with SqliteStorage(path) as storage:
         with pytest.raises(StorageError, match=r"state\.db: .*move it away"):
             await storage.load_origin("https://5.example")
@@ -183,7 +183,7 @@ async def test_a_large_file_with_a_damaged_table_of_numbers_is_refused_at_the_st
     content = bytearray(path.read_bytes())
     content[page * 4096 : (page + 1) * 4096] = b"\xff" * 4096
     path.write_bytes(content)
-    monkeypatch.setattr(schema, "_MAX_CHECKED_BYTES", 0)
+    monkeypatch.setattr(schema, "MAX_CHECKED_BYTES", 0)
     await refused(path, "move it away")
 
 
