@@ -145,7 +145,7 @@ class SharedFetcher:
         self._supplying: set[str] = set()
         """The origins whose files are being written because another member needs them."""
         self._writing = OwnedTasks()
-        """Tasks that write a result once the store responds, or a file that is wanted."""
+        """Tasks that renew a claim, or write a result once the store responds, or a wanted file."""
         self._written_events: dict[str, asyncio.Event] = {}
         """By origin, an event that is set when another member has written its result."""
 
@@ -307,7 +307,7 @@ class SharedFetcher:
         return max(0.0, float(left) / 1000)
 
     async def _fetch_and_share(self, origin: str, validators: Validators | None) -> Retrieval:
-        renewing = asyncio.create_task(self._renew_claim(origin))
+        renewing = self._writing.start(self._renew_claim(origin))
         written = True
         try:
             retrieval = await self._fetcher.fetch(origin, validators)
@@ -347,7 +347,7 @@ class SharedFetcher:
             await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
 
     async def close(self) -> None:
-        """Cancel the writes that have not succeeded yet."""
+        """Cancel the writes that have not succeeded yet, and renew no claim any more."""
         await self._writing.close()
 
     async def _renew_claim(self, origin: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from gatekeeper.config import FleetConfig
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet import store as store_module
+from gatekeeper.fleet.store import Store
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import real_time
 from tests.waiting_support import until
@@ -89,6 +91,44 @@ def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
     return FleetTime(server, ShiftedClock())
 
 
+async def heartbeat(*ledgers: RedisLedger) -> None:
+    """Have each member send a heartbeat now, one after the other."""
+    for ledger in ledgers:
+        async with ledger._lock:
+            await ledger._send_heartbeat()
+
+
+async def deafen(ledger: RedisLedger) -> None:
+    """The member receives no messages any more."""
+    assert ledger._listen_task is not None
+    ledger._listen_task.cancel()
+    await asyncio.gather(ledger._listen_task, return_exceptions=True)
+
+
+async def silence(ledger: RedisLedger) -> None:
+    """The member sends no heartbeats any more, and receives no messages."""
+    await deafen(ledger)
+    assert ledger._heartbeat_task is not None
+    ledger._heartbeat_task.cancel()
+    await asyncio.gather(ledger._heartbeat_task, return_exceptions=True)
+
+
+async def cut_off(ledger: RedisLedger) -> None:
+    """The member neither receives nor sends anything any more, and does not notice."""
+    await silence(ledger)
+    await store_of(ledger).hang_up()
+
+
+async def end_quarantine(ledger: RedisLedger) -> None:
+    """Skip the quarantine of an empty store."""
+    await ledger._store.run("HDEL", ledger._key("epoch"), "until", "floor")
+
+
+def store_of(ledger: RedisLedger) -> Store:
+    """The member's connection, so that a test can make its calls fail."""
+    return ledger._store
+
+
 Join = Callable[..., Awaitable[RedisLedger]]
 
 
@@ -109,8 +149,7 @@ async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
         await until(lambda: ledger.hearing)  # until then waiters poll once a second
         if wait and len(made) == 1:
             await time.tick(100_000)
-            async with ledger._lock:
-                await ledger._send_heartbeat()
+            await heartbeat(ledger)
         return ledger
 
     yield build

@@ -26,6 +26,7 @@ from gatekeeper.fleet.store import Store, StoreAttempts, StoreDown, StoreRefuses
 from gatekeeper.pacing.ledger import Report
 from gatekeeper.sidecar.routes.operators import masked
 from gatekeeper.urls import without_credentials
+from tests.fleet.conftest import end_quarantine, store_of
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import BINARY, Replicated, Server
 from tests.internet import free_port
@@ -71,8 +72,7 @@ async def works() -> AsyncIterator[Works]:
         listener = Listener()
         ledger.listen("a", listener)
         await ledger.open()
-        # Skip the quarantine of an empty store.
-        await ledger._store.run("HDEL", "{gatekeeper}:epoch", "until", "floor")
+        await end_quarantine(ledger)
         assert await granted(ledger, "a:1", "h")
         await ledger.head(["a:1"])
         assert not await granted(ledger, "a:2", "h")
@@ -174,15 +174,16 @@ async def test_a_user_who_may_not_subscribe_is_named_once_in_the_log(
         async with asyncio.timeout(PATIENCE):
             await until(lambda: caplog.records)
             tried = asyncio.Event()
-            listen = ledger._store.listen
+            store = store_of(ledger)
+            listen = store.listen
 
             async def listen_again(*args: object) -> None:
                 tried.set()
                 await listen(*args)  # type: ignore[arg-type]
 
-            ledger._store.listen = listen_again  # type: ignore[method-assign]
+            store.listen = listen_again  # type: ignore[method-assign]
             await tried.wait()
-            await ledger._store.run("PING")
+            await store.run("PING")
     (said,) = (one.getMessage() for one in caplog.records if one.levelname == "ERROR")
     assert "subscribe" in said
     assert "docs/fleet.md" in said
@@ -502,7 +503,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
 
     def give(ledger: RedisLedger, seconds: float) -> None:
         monkeypatch.setattr(store_module, "CALL_DEADLINE", seconds)
-        monkeypatch.setattr(ledger._store, "_connect_deadline", seconds)
+        monkeypatch.setattr(store_of(ledger), "_connect_deadline", seconds)
 
     return give
 

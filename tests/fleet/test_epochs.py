@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 
@@ -10,8 +9,10 @@ import pytest
 
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet.members import ALL, NOT_ALL, MemberList
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
-from tests.fleet.conftest import FleetTime, Join
+from gatekeeper.testing.virtual_clock import VirtualClock
+from tests.fleet.conftest import FleetTime, Join, cut_off, heartbeat, silence, store_of
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
 from tests.waiting_support import until
@@ -62,7 +63,12 @@ async def test_a_quarantine_is_not_over_before_lists_of_members_count_no_more(
     joined in this epoch."""
     ledger = await join(wait=False, hold=hold)
     assert near(await wait_of(ledger, "a:1", "h"), quarantine, 0.9)
-    assert ledger._members._valid_for <= quarantine
+    members = MemberList("a", clock := VirtualClock(), hold)
+    now = clock.monotonic()
+    members.update("old", now, now, (b"old", 0, 10**6, [b"a", b"1"], 0, [], 0, -1))
+    assert members.completeness("new", lived=True) == ALL
+    clock.advance(quarantine + 0.001)
+    assert members.completeness("new", lived=True) == NOT_ALL
 
 
 async def test_a_member_that_joins_a_running_fleet_does_not_wait(
@@ -136,10 +142,8 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     one, stopped = await join(), await join()
     assert await granted(stopped, "s:1", "h")
     sent = time.clock.monotonic()
-    await one._send_heartbeat()  # a heartbeat, so that it knows the other member
-    for task in (stopped._heartbeat_task, stopped._listen_task):
-        assert task is not None
-        task.cancel()
+    await heartbeat(one)  # a heartbeat, so that it knows the other member
+    await silence(stopped)
     server.ask("FLUSHALL")
     left = (await again(one, "a:1", "h")).seconds
     assert left > 1.5 * HOLD - 2.0
@@ -156,7 +160,7 @@ async def test_clocks_that_a_member_moved_to_its_storage_hold_after_a_loss(
     """A member moved some clocks to its storage, so every scope counts as requested now."""
     one = await join()
     one.listen("a", Knowing(ScopeClock(""), ScopeClock("known", 5.0, 60.0)))
-    await one._send_heartbeat()
+    await heartbeat(one)
     server.ask("FLUSHALL")
     assert near((await again(one, "a:1", "other", 300.0)).seconds, 300.0, 2.0)
     assert not await granted(one, "a:2", "known")
@@ -171,7 +175,7 @@ async def test_an_unused_hold_pushed_first_does_not_undo_the_clock_of_another_me
     its data, B pushes its hold, A its clock, and B gives the hold back."""
     one, other = await join(), await join()
     one.listen("a", Knowing(ScopeClock("h", 5.0, 60.0)))
-    await one._send_heartbeat()
+    await heartbeat(one)
     assert await granted(other, "b:1", "h")
     server.ask("FLUSHALL")
     await again(other, "b:2", "x")
@@ -190,10 +194,8 @@ async def test_the_long_interval_of_a_dead_member_holds_after_a_loss(
     one, dead = await join(), await join()
     assert await granted(dead, "d:1", "slow", interval=120.0)
     await dead.head(["d:1"])
-    await one._send_heartbeat()
-    for task in (dead._heartbeat_task, dead._listen_task):
-        assert task is not None
-        task.cancel()
+    await heartbeat(one)
+    await silence(dead)
     server.ask("FLUSHALL")
     left = (await again(one, "a:1", "slow", 120.0)).seconds
     await time.tick(left)
@@ -206,11 +208,11 @@ async def test_a_dead_members_long_interval_outlasts_a_second_loss(
     """The remaining members remember that a member has left."""
     one, dead = await join(), await join()
     assert await granted(dead, "d:1", "slow", interval=120.0)
-    await one._send_heartbeat()
+    await heartbeat(one)
     await cut_off(dead)
     server.ask("FLUSHALL")
     await time.tick((await again(one, "a:1", "slow", 120.0)).seconds)
-    await one._send_heartbeat()
+    await heartbeat(one)
     server.ask("FLUSHALL")
     assert near((await again(one, "a:1", "slow", 120.0)).seconds, 110.0, 2.0)
     assert await granted(one, "a:2", "quick")
@@ -229,8 +231,8 @@ async def test_clocks_of_a_member_that_left_hold_after_the_store_is_lost(
     else:
         await cut_off(other)
         await time.tick(100.0)
-    await one._send_heartbeat()
-    assert len(one._members.heartbeat_ages) == 1
+    await heartbeat(one)
+    assert one.stats().members == 1
     server.ask("FLUSHALL")
     assert near((await again(one, "a:1", "slow", 300.0)).seconds, 300.0, 2.0)
     await time.tick(1.0)
@@ -290,24 +292,6 @@ async def test_a_cut_connection_begins_no_new_epoch(join: Join, server: Server) 
     assert ledger.stats().epochs == epochs
 
 
-async def test_a_call_repeated_after_a_lost_reply_gets_the_same_grant(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = await join()
-    send = ledger._store.scripts
-
-    async def lost(*arguments: object) -> list[object]:
-        await send(*arguments)  # type: ignore[arg-type]
-        raise LedgerLost("the reply was lost")
-
-    monkeypatch.setattr(ledger._store, "scripts", lost)
-    with pytest.raises(LedgerLost):
-        await take(ledger, "a:1", "h")
-    monkeypatch.setattr(ledger._store, "scripts", send)
-    assert not await granted(ledger, "a:2", "h")
-    assert await granted(ledger, "a:1", "h")
-
-
 async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
     """SIGKILL without persistence: every earlier member pushes, then the quarantine ends."""
     server = Server()
@@ -320,8 +304,7 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         server.ask("SET", "{shift}", "0")
         time.server = server
         await time.tick(1000.0)
-        async with ledger._lock:
-            await ledger._send_heartbeat()
+        await heartbeat(ledger)
         assert await granted(ledger, "a:1", "h")
         server.kill()
         with pytest.raises(LedgerLost):
@@ -361,7 +344,7 @@ async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
             ledger.listen(owner, Listener())
             await ledger.open()
             made.append(ledger)
-        await made[0]._send_heartbeat()
+        await heartbeat(made[0])
         server.kill()
         for ledger in made:
             for _ in range(3):
@@ -393,15 +376,6 @@ async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
         server.close()
 
 
-async def cut_off(ledger: RedisLedger) -> None:
-    """The member neither receives nor sends anything any more, and does not notice."""
-    for task in (ledger._heartbeat_task, ledger._listen_task):
-        assert task is not None
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    await ledger._store.hang_up()
-
-
 async def test_a_member_that_was_cut_off_does_not_end_a_quarantine_for_unknown_members(
     join: Join, server: Server, time: FleetTime
 ) -> None:
@@ -409,7 +383,7 @@ async def test_a_member_that_was_cut_off_does_not_end_a_quarantine_for_unknown_m
     is granted a start and stops. The store is emptied. A is the first to return, and knows only
     itself."""
     a = await join()
-    await a._send_heartbeat()
+    await heartbeat(a)
     assert await granted(a, "a:1", "other")
     await cut_off(a)
     await time.tick(1.5 * HOLD)
@@ -428,7 +402,7 @@ async def test_a_newcomer_is_granted_nothing_while_a_member_may_end_a_quarantine
 ) -> None:
     """A is cut off for a shorter time, so its list is valid, and C, which it lacks, must wait."""
     a = await join()
-    await a._send_heartbeat()
+    await heartbeat(a)
     await cut_off(a)
     await time.tick(0.5 * HOLD)
     c = await join()
@@ -446,17 +420,15 @@ async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
 ) -> None:
     """A later heartbeat of the other member is not enough, since the response may get lost."""
     one = await join()
-    await cut_off(one)
-    await one._store.connect()
-    one._epoch = one._last_epoch
+    await silence(one)
     newcomer = await join()
-    assert not newcomer._members.known
-    await one._send_heartbeat()
-    await newcomer._send_heartbeat()
-    assert not newcomer._members.known
-    await one._send_heartbeat()  # this heartbeat shows that it has read the last list
-    await newcomer._send_heartbeat()
-    assert newcomer._members.known
+    assert newcomer.state == "recovering"
+    await heartbeat(one)
+    await heartbeat(newcomer)
+    assert newcomer.state == "recovering"
+    await heartbeat(one)  # this heartbeat shows that it has read the last list
+    await heartbeat(newcomer)
+    assert newcomer.state == "connected"
     assert await granted(newcomer, "n:1", "h")
 
 
@@ -466,12 +438,12 @@ async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_l
     """A is cut off, and its list is valid. B is alive, and A knows B; so if the store loses its
     data, A waits for B, and the push of B names C."""
     a, b = await join(), await join()
-    await a._send_heartbeat()
+    await heartbeat(a)
     await cut_off(a)
     c = await join()
     for _ in range(2):  # B reads a list with C, and then shows that it did
-        await b._send_heartbeat()
-    await c._send_heartbeat()
+        await heartbeat(b)
+    await heartbeat(c)
     assert await granted(c, "c:1", "h")
     await cut_off(c)
     server.ask("FLUSHALL")
@@ -490,10 +462,8 @@ async def test_a_newcomer_does_not_count_another_newcomer_that_no_member_knows(j
     await cut_off(a)
     b, c = await join(), await join()
     for _ in range(3):
-        await b._send_heartbeat()
-        await c._send_heartbeat()
-    assert not b._members.known
-    assert not c._members.known
+        await heartbeat(b, c)
+    assert b.state == c.state == "recovering"
 
 
 async def test_the_member_list_of_a_store_without_an_epoch_is_not_used(
@@ -501,15 +471,13 @@ async def test_the_member_list_of_a_store_without_an_epoch_is_not_used(
 ) -> None:
     """If it has lost the epoch, and the member knows that, its list of members is not used."""
     one, _ = await join(), await join()
-    await one._send_heartbeat()
-    for task in (one._heartbeat_task, one._listen_task):
-        assert task is not None
-        task.cancel()
+    await heartbeat(one)
+    await silence(one)
     server.ask("FLUSHALL")
     one._epoch = ""
     with pytest.raises(LedgerLost):
-        await one._send_heartbeat()
-    assert len(one._members.heartbeat_ages) == 2
+        await heartbeat(one)
+    assert one.stats().members == 2
 
 
 @pytest.mark.parametrize("away", [0.5 * HOLD, 3 * HOLD])
@@ -519,8 +487,7 @@ async def test_the_member_list_of_a_member_cut_off_for_long_is_not_used(
     """Neither member read a list for longer than newcomers wait, so others may have joined and
     left. After a shorter time it is enough that the earlier members return."""
     one, other = await join(), await join()
-    await one._send_heartbeat()
-    await other._send_heartbeat()
+    await heartbeat(one, other)
     for ledger in (one, other):
         await cut_off(ledger)
     await time.tick(away)
@@ -551,10 +518,9 @@ async def test_a_store_outage_ends_once_all_members_are_back_however_long_it_was
         server.ask("SET", "{shift}", "0")
         await one.open()
         await time.tick(1000.0)
-        await one._send_heartbeat()
+        await heartbeat(one)
         await other.open()
-        for ledger in (one, other):
-            await ledger._send_heartbeat()
+        await heartbeat(one, other)
         assert await granted(other, "b:0", "h")
         for ledger in (one, other):
             await cut_off(ledger)
@@ -587,12 +553,10 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
     """A pushed what it knows, which ended the quarantine, and has read no list since: a newcomer
     that had joined by then may have been granted something."""
     one = await join()
-    for task in (one._heartbeat_task, one._listen_task):
-        assert task is not None
-        task.cancel()
+    await silence(one)
     server.ask("FLUSHALL")
-    await one._store.connect()
-    await one._push_all(await one._determine_epoch(one._store.identity))
+    identity = await store_of(one).connect()
+    await one._push_all(await one._determine_epoch(identity))
     server.ask("FLUSHALL")
     one._epoch = ""
     assert (await again(one, "a:1", "h")).seconds > HOLD
@@ -601,9 +565,8 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
 async def test_a_heartbeat_goes_on_after_an_unexpected_error(
     join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = await join()
     monkeypatch.setattr("gatekeeper.fleet.redis_ledger.HEARTBEAT_SECONDS", 0.02)
-    run, script = ledger._store.run, ledger._store.script
+    ledger = await join()
     broken = 0
 
     async def breaks(*_: object) -> object:
@@ -611,12 +574,10 @@ async def test_a_heartbeat_goes_on_after_an_unexpected_error(
         broken += 1
         raise AttributeError("in a library")
 
-    monkeypatch.setattr(ledger._store, "script", breaks)
-    ledger._heartbeat_now.set()
-    await until(lambda: broken)
-    monkeypatch.setattr(ledger._store, "script", script)
-    monkeypatch.setattr(ledger._store, "run", run)
-    await until(lambda: ledger._epoch)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_of(ledger), "script", breaks)
+        await until(lambda: broken)
+    await until(lambda: ledger.state == "connected")
     assert await granted(ledger, "a:1", "h")
     assert "a heartbeat failed" in caplog.text
 
@@ -629,7 +590,7 @@ async def test_an_answer_that_cannot_be_read_is_a_store_that_is_lost(
     async def strange(*_: object) -> list[bytes]:
         return [b"\xc1"]
 
-    monkeypatch.setattr(ledger._store, "scripts", strange)
+    monkeypatch.setattr(store_of(ledger), "scripts", strange)
     with pytest.raises(LedgerLost, match="can't be read"):
         await take(ledger, "a:1", "h")
 
@@ -640,12 +601,10 @@ async def test_a_store_lost_twice_waits_for_the_members_from_before_the_first_lo
     """After the first loss, the store's list names only the members that returned in between."""
     one, other = await join(), await join()
     assert await granted(other, "b:1", "held")
-    for task in (other._heartbeat_task, other._listen_task):  # so that it does not notice
-        assert task is not None
-        task.cancel()
+    await silence(other)  # so that it does not notice
     server.ask("FLUSHALL")
     assert (await again(one, "a:1", "held")).seconds > 1.0
-    await one._send_heartbeat()  # a heartbeat
+    await heartbeat(one)  # a heartbeat
     server.ask("FLUSHALL")
     assert (await again(one, "a:1", "held")).seconds > 1.0
     await again(other, "b:2", "held")

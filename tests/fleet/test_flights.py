@@ -16,7 +16,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet.redis_ledger import MAX_FLIGHTS
 from gatekeeper.fleet.store import Flights
 from gatekeeper.pacing.ledger import End, Granted, ScopeClock
-from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.conftest import FleetTime, Join, store_of
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, listen, take, wait_of
@@ -28,6 +28,11 @@ class FarMember:
 
     def __init__(self, ledger: RedisLedger, wire: Proxy, server: Server) -> None:
         self.ledger, self.wire, self.server = ledger, wire, server
+
+    @property
+    def flights(self) -> int:
+        """How many are under way."""
+        return len(self.ledger._flights.tasks)
 
     def knows(self, host: str) -> bool:
         return self.server.ask("EXISTS", f"{{gatekeeper}}:s:{host}") == b":1\r\n"
@@ -78,7 +83,7 @@ async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMembe
             for _ in range(3):
                 await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
-    assert len(far.ledger._flights.tasks) == 12
+    assert far.flights == 12
     far.wire.how = "pass"
     far.wire.released.set()
     answers = (await asyncio.gather(*tasks))[::2]
@@ -97,7 +102,7 @@ async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
         tasks.append(asyncio.ensure_future(one))
         for _ in range(3):  # a flight of its own
             await asyncio.sleep(0)
-    assert len(far.ledger._flights.tasks) == len(tasks)
+    assert far.flights == len(tasks)
     answers = await asyncio.gather(*tasks)
     far.wire.how = "pass"
     return answers[0]
@@ -150,7 +155,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
         tasks.append(asyncio.create_task(take(far.ledger, f"a:n{number}", f"n{number}")))
         for _ in range(3):
             await asyncio.sleep(0)
-    assert len(far.ledger._flights.tasks) == MAX_FLIGHTS
+    assert far.flights == MAX_FLIGHTS
     far.wire.how = "pass"
     far.wire.released.set()
     assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*tasks))
@@ -169,24 +174,26 @@ async def test_grants_in_flight_are_discarded_when_a_new_epoch_begins(
 ) -> None:
     """Its grants were made in an earlier epoch."""
     ledger = await join()
-    send, held = ledger._store.scripts, asyncio.Event()
+    store, held = store_of(ledger), asyncio.Event()
+    send = store.scripts
 
     async def late(*arguments: object) -> list[object]:
         found: list[object] = await send(*arguments)  # type: ignore[arg-type]
         await held.wait()
         return found
 
-    monkeypatch.setattr(ledger._store, "scripts", late)
+    monkeypatch.setattr(store, "scripts", late)
     first = asyncio.create_task(take(ledger, "a:1", "h"))
     await until(lambda: time.server.ask("EXISTS", "{gatekeeper}:s:h") == b":1\r\n")
-    monkeypatch.setattr(ledger._store, "scripts", send)
+    monkeypatch.setattr(store, "scripts", send)
     time.server_alone(3600.0)
     with pytest.raises(LedgerLost, match="clock was set"):
         await take(ledger, "a:2", "k")
     held.set()
     with pytest.raises(LedgerLost):
         await first
-    assert not ledger._tokens["a:1"].granted
+    (view,) = await ledger.look(["h"])
+    assert not view.holds
     assert await granted(ledger, "a:1", "h")
 
 
@@ -195,23 +202,24 @@ async def test_a_member_that_recovers_waits_for_its_calls_in_flight(
 ) -> None:
     """An answer of the old connection must not be mistaken for one of the new."""
     ledger = await join()
-    send, held = ledger._store.scripts, asyncio.Event()
+    store, held = store_of(ledger), asyncio.Event()
+    send = store.scripts
 
     async def late(*arguments: object) -> list[object]:
         await held.wait()
         return await send(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ledger._store, "scripts", late)
+    monkeypatch.setattr(store, "scripts", late)
     first = asyncio.create_task(take(ledger, "a:1", "h"))
     await until(lambda: ledger._flights.unanswered == 1)
-    monkeypatch.setattr(ledger._store, "scripts", send)
-    connect, connects = ledger._store.connect, list[bool]()
+    monkeypatch.setattr(store, "scripts", send)
+    connect, connects = store.connect, list[bool]()
 
     async def connected(**how: bool) -> object:
         connects.append(True)
         return await connect(**how)
 
-    monkeypatch.setattr(ledger._store, "connect", connected)
+    monkeypatch.setattr(store, "connect", connected)
     ledger._epoch = ""
     second = asyncio.create_task(take(ledger, "a:2", "k"))
     await until(ledger._lock.locked)  # the recovery has started
@@ -240,14 +248,15 @@ async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None
 @pytest.fixture
 def never_forgotten(far: FarMember, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the store knew the clock of `h`, after each script call of the member."""
-    send, known = far.ledger._store.scripts, list[bool]()
+    store, known = store_of(far.ledger), list[bool]()
+    send = store.scripts
 
     async def spied(*arguments: Any) -> list[Any]:
         found = await send(*arguments)
         known.append(far.knows("h"))
         return found
 
-    monkeypatch.setattr(far.ledger._store, "scripts", spied)
+    monkeypatch.setattr(store, "scripts", spied)
     return known
 
 
@@ -257,11 +266,11 @@ async def test_a_renewal_sent_before_the_end_of_its_hold_keeps_the_clock(
     """The flight with the renewal waits for a recovery, meanwhile the request ends."""
     ledger = far.ledger
     assert await granted(ledger, "a:1", "h")
-    await until(lambda: not ledger._flights.tasks)
+    await until(lambda: not far.flights)
     async with ledger._lock:
         ledger._epoch = ""
         renewing = asyncio.create_task(ledger.renew(["a:1"]))
-        await until(lambda: bool(ledger._flights.tasks) and not ledger._pending)
+        await until(lambda: bool(far.flights) and not ledger._pending)
         ending = asyncio.create_task(ledger.end([End("a:1")]))
         await until(lambda: bool(ledger._pending))
     await asyncio.gather(renewing, ending)
@@ -325,19 +334,20 @@ async def test_a_waiting_member_asks_a_round_trip_before_the_scope_is_due(
 async def test_a_refused_command_does_not_fail_the_others_of_its_flight(join: Join) -> None:
     """And a connection that was closed returns no answers."""
     ledger = await join()
-    line = ledger._store._connection
+    store = store_of(ledger)
+    line = store._connection
     assert line is not None
     good, bad, more = await line.ask([("ECHO", "1"), ("NONSENSE",), ("ECHO", "2")])
     assert (good, more) == (b"1", b"2")
     assert "unknown command" in str(bad)
-    calls = [asyncio.create_task(ledger._store.run("ECHO", str(n))) for n in range(3)]
+    calls = [asyncio.create_task(store.run("ECHO", str(n))) for n in range(3)]
     await asyncio.sleep(0)
-    await ledger._store.hang_up()
+    await store.hang_up()
     for call in calls:
         with pytest.raises(LedgerLost):
             await call
     with pytest.raises(LedgerLost, match="not connected"):
-        await ledger._store.run("ECHO", "4")
+        await store.run("ECHO", "4")
 
 
 async def test_a_member_that_closes_during_a_heartbeat_leaves_the_fleet(
@@ -385,10 +395,9 @@ async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
     assert not far.ledger.ready
     assert listener.losses == [True]
     far.wire.refusal = ""
-    far.ledger._heartbeat_now.set()  # rather than waiting for the next heartbeat
-    await until(lambda: listener.losses == [True, False])
-    assert far.ledger.state == "connected"
     assert await granted(far.ledger, "a:1", "h")
+    assert far.ledger.state == "connected"
+    assert listener.losses == [True, False]
     lost, back = (record.getMessage() for record in caplog.records)
     assert "no leases are granted" in lost
     assert refusal.rsplit(maxsplit=1)[-1].strip(".") in lost or "No connection" in lost, lost

@@ -11,7 +11,7 @@ from gatekeeper.config import FleetConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock, ScopeRequest
-from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.conftest import FleetTime, Join, heartbeat, silence
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Replicated
 from tests.fleet.test_epochs import HOLD, Knowing, again
@@ -52,11 +52,6 @@ class Failover:
         self.wire.target = str(self.pair.replica.socket)
         self.wire.cut()
 
-    def silence(self, member: RedisLedger) -> None:
-        for task in (member._heartbeat_task, member._listen_task):
-            assert task is not None
-            task.cancel()
-
 
 @pytest.fixture
 async def failover(time: FleetTime) -> AsyncIterator[Failover]:
@@ -89,9 +84,7 @@ async def test_a_promoted_replica_without_the_last_write_begins_a_new_epoch(
     one = await failover.join(Knowing(ScopeClock("known", 5.0, 60.0)))
     other = await failover.join(Knowing())
     await failover.time.tick(2.0 * HOLD)
-    for member in (one, other) * 2:
-        async with member._lock:
-            await member._send_heartbeat()
+    await heartbeat(one, other, one, other)
     assert await granted(one, "a:1", "before")
     await replicated(failover)
     epoch = failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id")
@@ -116,13 +109,11 @@ async def test_a_promoted_replica_waits_for_the_hold_of_a_member_that_is_gone(
     one, other = await failover.join(Knowing()), await failover.join(Knowing())
     for _ in range(2):  # the quarantine, which is longer than the interval
         await failover.time.tick(2.0 * HOLD)
-        for member in (one, other):
-            async with member._lock:
-                await member._send_heartbeat()
+        await heartbeat(one, other)
     await replicated(failover)
     failover.cut_off()
     assert await granted(one, "a:1", "h", interval=60.0)
-    failover.silence(one)
+    await silence(one)
     failover.promote()
     left = (await again(other, "b:1", "h", 60.0)).seconds
     assert left > 1.5 * HOLD - 2.0
@@ -142,10 +133,8 @@ async def test_a_grant_older_than_its_hold_is_discarded_after_flushall(
     answer = await take(stopped, "s:1", "h")
     assert isinstance(answer, Granted)
     expires_at = sent + answer.seconds
-    await one._send_heartbeat()
-    for task in (stopped._heartbeat_task, stopped._listen_task):
-        assert task is not None
-        task.cancel()
+    await heartbeat(one)
+    await silence(stopped)
     time.server.ask("FLUSHALL")
     for _ in range(20):  # by the time another request is granted, that grant is stale
         found = await again_or_granted(one, "a:1", "h")
@@ -156,10 +145,8 @@ async def test_a_grant_older_than_its_hold_is_discarded_after_flushall(
         raise AssertionError("nobody is ever let in")
     assert time.clock.monotonic() >= expires_at
     # The member continues. Its old token has no privileges: it asks like every other member.
-    async with stopped._lock:
-        with pytest.raises(LedgerLost):
-            await stopped._send_heartbeat()
-        await stopped._recover()
+    with pytest.raises(LedgerLost):
+        await heartbeat(stopped)
     assert isinstance(await take(stopped, "s:2", "h"), NotBefore)
 
 

@@ -15,7 +15,7 @@ from gatekeeper import Deferred, Gatekeeper, LeaseTimeout, RemoteGatekeeper
 from gatekeeper.config import HostRule
 from gatekeeper.fleet import RedisLedger
 from tests.conformance.ways import AGENT, Sidecar, settings
-from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.conftest import FleetTime, Join, deafen
 from tests.fleet.server import Server
 from tests.internet import FakeInternet
 from tests.waiting_support import until
@@ -219,10 +219,7 @@ async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     async with newcomer:
         await until(lambda: found == [rule])
     # The next heartbeat makes up for a lost message.
-    task = other._listen_task
-    assert task is not None
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await deafen(other)
     one.overrides.say(HostRule(match="b.test", interval=8.0))
     await until(lambda: len(heard) == 2)
 

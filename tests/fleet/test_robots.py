@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ from gatekeeper.fleet import RedisLedger, robots, scripts
 from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.store import Store, StoreRefuses
-from tests.fleet.conftest import Join
+from tests.fleet.conftest import Join, heartbeat, store_of
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import PATIENCE, Listener
 from tests.waiting_support import until
@@ -87,21 +87,46 @@ def directory(files: Files) -> Directory:
     return cast("Directory", files)
 
 
-Member = Callable[..., SharedFetcher]
+class Member:
+    """Makes members of a fleet, each with a connection of its own."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.stores: dict[str, Store] = {}
+
+    def __call__(
+        self,
+        site: Site,
+        name: str,
+        cache: CacheConfig | None = None,
+        divided: Callable[[], bool] = lambda: True,
+    ) -> SharedFetcher:
+        store = self.stores[name] = Store(self.server.url, FleetConfig(), any_epoch=True)
+        cache = cache or CacheConfig()
+        return SharedFetcher(site, store, cache, "{gatekeeper}:", name, divided=divided)
 
 
 @pytest.fixture
 async def member(server: Server) -> AsyncIterator[Member]:
-    stores: list[Store] = []
-
-    def build(site: Site, name: str, cache: CacheConfig | None = None) -> SharedFetcher:
-        store = Store(server.url, FleetConfig(), any_epoch=True)
-        stores.append(store)
-        return SharedFetcher(site, store, cache or CacheConfig(), "{gatekeeper}:", name)
-
-    yield build
-    for store in stores:
+    yield (made := Member(server))
+    for store in made.stores.values():
         await store.close()
+
+
+async def lost(*_: object) -> None:
+    raise LedgerLost("away")
+
+
+def waits(one: RobotsSource) -> bool:
+    """Whether a member waits for a file that another one fetches."""
+    return ORIGIN in shared(one)._written_events
+
+
+async def stored(one: SharedFetcher, origin: str = ORIGIN) -> Any:
+    """What the store has of an origin."""
+    found, _ = await one._read(origin)
+    assert found is not None
+    return found
 
 
 async def test_many_members_at_once_fetch_once(member: Member) -> None:
@@ -110,7 +135,7 @@ async def test_many_members_at_once_fetch_once(member: Member) -> None:
     members = [member(site, f"m{number}") for number in range(6)]
     fetches = [asyncio.create_task(one.fetch(ORIGIN)) for one in members]
     await until(lambda: site.asked == 1)
-    await until(lambda: sum(ORIGIN in one._written_events for one in members) == 5)
+    await until(lambda: sum(map(waits, members)) == 5)
     site.open.set()
     found = await asyncio.gather(*fetches)
     assert site.asked == 1
@@ -195,14 +220,16 @@ async def test_a_file_written_between_the_look_and_the_claim_is_not_fetched_agai
 ) -> None:
     site = Site()
     one, other = member(site, "one"), member(site, "other")
-    claim = one._claim
+    store = member.stores["one"]
+    script = store.script
 
-    async def late(origin: str, *, offers: bool) -> float:
-        monkeypatch.setattr(one, "_claim", claim)
-        await other.fetch(origin)  # look, claim, fetch, write, release the claim
-        return await claim(origin, offers=offers)
+    async def late(text: str, *arguments: Any) -> Any:
+        if text == scripts.CLAIM:
+            monkeypatch.setattr(store, "script", script)
+            await other.fetch(ORIGIN)  # look, claim, fetch, write, release the claim
+        return await script(text, *arguments)
 
-    monkeypatch.setattr(one, "_claim", late)
+    monkeypatch.setattr(store, "script", late)
     assert (await one.fetch(ORIGIN)).body == site.answer.body
     assert site.asked == 1
     await one.fetch(ORIGIN)  # and the claim is released
@@ -234,22 +261,16 @@ async def test_a_member_that_lost_the_store_looks_there_again_once_it_has_its_le
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member gives the store up after a while, and then waits for a lease as long as it takes."""
-    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.0)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.05)
     slow, quick = Site(), Site()
     slow.due.clear()
     one, other = member(slow, "one"), member(quick, "other")
-    script = one._store.script
-
-    async def lost(*_: object) -> None:
-        raise LedgerLost("away")
-
-    monkeypatch.setattr(one._store, "script", lost)
-    waiting = asyncio.create_task(one.fetch(ORIGIN))
-    await until(lambda: slow.queued == 1)
-    await other.fetch(ORIGIN)  # before the first one has the store again, and could claim the file
-    monkeypatch.setattr(one._store, "script", script)
-    one._away_until = 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(member.stores["one"], "script", lost)
+        waiting = asyncio.create_task(one.fetch(ORIGIN))
+        await until(lambda: slow.queued == 1)
+        await other.fetch(ORIGIN)  # before the first one has the store again, and could claim it
     slow.due.set()
     assert (await waiting).body == quick.answer.body
     assert (slow.asked, quick.asked) == (0, 1)
@@ -282,7 +303,7 @@ async def test_a_member_that_waits_for_a_file_is_told_at_once(
     await until(lambda: site.asked == 1)
     other = ledger.sharing(site, CacheConfig(), lambda: None)
     waiting = asyncio.create_task(other.fetch(ORIGIN))
-    await until(lambda: ORIGIN in other._written_events)  # type: ignore[attr-defined]
+    await until(lambda: waits(other))
     site.open.set()
     async with asyncio.timeout(PATIENCE):
         assert (await waiting).body == (await fetching).body
@@ -354,7 +375,7 @@ async def test_a_member_that_dies_delays_a_file_by_no_more_than_its_claim(
     await until(lambda: dead.asked == 1)
     living = member(site, "living")
     waiting = asyncio.create_task(living.fetch(ORIGIN))
-    await until(lambda: ORIGIN in living._written_events)
+    await until(lambda: waits(living))
     assert site.asked == 0
     server.ask("PEXPIRE", "{gatekeeper}:f:" + ORIGIN, "1")  # as time would
     await waiting
@@ -366,15 +387,12 @@ async def test_a_member_that_dies_delays_a_file_by_no_more_than_its_claim(
 async def test_without_the_store_each_fetches_for_itself(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(*_: object) -> Awaitable[None]:
-        raise LedgerLost("away")
-
     monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     site = Site()
     for name in ("one", "other"):
         one = member(site, name)
-        monkeypatch.setattr(one._store, "script", lost)
-        monkeypatch.setattr(one._store, "run", lost)
+        monkeypatch.setattr(member.stores[name], "script", lost)
+        monkeypatch.setattr(member.stores[name], "run", lost)
         assert (await one.fetch(ORIGIN)).outcome is Outcome.RULES
     assert site.asked == 2
 
@@ -386,13 +404,14 @@ async def test_a_store_call_that_fails_once_causes_no_second_fetch(
     site = Site()
     await member(site, "one").fetch(ORIGIN)
     other = member(site, "other")
-    script = other._store.script
+    store = member.stores["other"]
+    script = store.script
 
     async def breaks(*_: object) -> None:
-        monkeypatch.setattr(other._store, "script", script)
+        monkeypatch.setattr(store, "script", script)
         raise LedgerLost("the connection broke")
 
-    monkeypatch.setattr(other._store, "script", breaks)
+    monkeypatch.setattr(store, "script", breaks)
     assert (await other.fetch(ORIGIN)).body == site.answer.body
     assert site.asked == 1
 
@@ -412,8 +431,8 @@ async def test_an_unreachable_store_is_tried_by_a_bounded_number_of_retrievals(
         await answer.wait()
         raise LedgerLost("away")
 
-    monkeypatch.setattr(one._store, "script", hanging)
-    monkeypatch.setattr(one._store, "run", hanging)
+    monkeypatch.setattr(member.stores["one"], "script", hanging)
+    monkeypatch.setattr(member.stores["one"], "run", hanging)
     fetches = [asyncio.create_task(one.fetch(f"https://h{n}.example")) for n in range(200)]
     await until(lambda: tries > 0)
     answer.set()
@@ -430,15 +449,14 @@ async def test_a_store_that_denies_access_is_left_alone_for_longer(
     monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
     site, tries = Site(), 0
-    one = member(site, "one")
-    monkeypatch.setattr(one, "_divided", lambda: False)
+    one = member(site, "one", divided=lambda: False)
 
     async def refuses(*_: object) -> None:
         nonlocal tries
         tries += 1
         raise StoreRefuses("invalid password")
 
-    monkeypatch.setattr(one._store, "script", refuses)
+    monkeypatch.setattr(member.stores["one"], "script", refuses)
     for _ in range(3):
         found = await asyncio.gather(*(one.fetch(f"https://h{n}.example") for n in range(50)))
         assert {(each.outcome, each.detail) for each in found} == {
@@ -456,15 +474,14 @@ async def test_a_file_written_by_another_version_that_cannot_be_read_is_fetched(
     one = member(site, "one")
     await one.fetch(ORIGIN)
     key = "{gatekeeper}:r:" + ORIGIN
-    shared, _ = await one._read(ORIGIN)
-    assert shared is not None
+    found = await stored(one)
     if what == "outcome":
-        text = msgspec.msgpack.encode(msgspec.structs.replace(shared, outcome="of a later time"))
+        text = msgspec.msgpack.encode(msgspec.structs.replace(found, outcome="of a later time"))
     elif what == "body":
-        text = msgspec.msgpack.encode(msgspec.structs.replace(shared, body=b"not compressed"))
+        text = msgspec.msgpack.encode(msgspec.structs.replace(found, body=b"not compressed"))
     else:
         text = b"rubbish"
-    await one._store.run("SET", key, text, "PX", round(shared.kept * 1000))
+    await member.stores["one"].run("SET", key, text, "PX", round(found.kept * 1000))
     other = Site()
     assert (await member(other, "other").fetch(ORIGIN)).body == site.answer.body
     assert other.asked == 1
@@ -477,22 +494,22 @@ async def test_while_no_lease_is_granted_the_store_is_asked_until_it_answers(
     monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.01)
     site, tries = Site(), 0
     await member(site, "one").fetch(ORIGIN)
-    other = member(site, "other")
-    other._divided = lambda: False
-    script = other._store.script
+    other = member(site, "other", divided=lambda: False)
+    store = member.stores["other"]
+    script = store.script
 
     async def away(*_: object) -> None:
         nonlocal tries
         tries += 1
         if tries == 5:
-            monkeypatch.setattr(other._store, "script", script)
+            monkeypatch.setattr(store, "script", script)
         raise LedgerLost("away")
 
-    monkeypatch.setattr(other._store, "script", away)
+    monkeypatch.setattr(store, "script", away)
     assert (await other.fetch(ORIGIN)).body == site.answer.body
     assert site.asked == 1
     tries = -1000
-    monkeypatch.setattr(other._store, "script", away)
+    monkeypatch.setattr(store, "script", away)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
     # For at most the lifetime of a claim. Leases may be granted meanwhile, if the store refuses
     # the connections for files alone.
@@ -533,29 +550,27 @@ async def test_a_result_that_could_not_be_written_is_written_once_the_store_answ
     monkeypatch.setattr(robots_module, "AWAY_SECONDS", 0.02)
     site = Site()
     one, other = member(site, "one"), member(site, "other")
-    script, away = one._store.script, asyncio.Event()
+    store, away = member.stores["one"], asyncio.Event()
+    script = store.script
 
     async def unwritten(text: str, *arguments: object) -> object:
         if text == scripts.WRITE and not away.is_set():
             raise LedgerLost("away")
         return await script(text, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(one._store, "script", unwritten)
+    monkeypatch.setattr(store, "script", unwritten)
     assert (await one.fetch(ORIGIN)).body == site.answer.body
     waiting = asyncio.create_task(other.fetch(ORIGIN))
-    await until(lambda: bool(other._written_events))
+    await until(lambda: waits(other))
     away.set()
     assert (await waiting).body == site.answer.body
     assert site.asked == 1
-    whole, _ = await other._read(ORIGIN)
-    await until(lambda: not one._writing)
+    whole = await stored(other)
     await one.close()
     # Its age counts from the fetch, not from the write.
     another = Site()
     await member(another, "third").fetch("https://b.example")
-    fresh, _ = await other._read("https://b.example")
-    assert whole is not None
-    assert fresh is not None
+    fresh = await stored(other, "https://b.example")
     assert fresh.fresh - PATIENCE < whole.fresh < fresh.fresh - 2.0
 
 
@@ -563,18 +578,20 @@ async def test_a_result_that_waits_to_be_written_ends_with_the_member(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = member(Site(), "one")
-    script = one._store.script
+    store = member.stores["one"]
+    script = store.script
 
     async def unwritten(text: str, *arguments: object) -> object:
         if text == scripts.WRITE:
             raise LedgerLost("away")
         return await script(text, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(one._store, "script", unwritten)
+    monkeypatch.setattr(store, "script", unwritten)
+    before = asyncio.all_tasks()
     await one.fetch(ORIGIN)
-    assert one._writing
+    assert asyncio.all_tasks() - before
     await one.close()
-    assert not one._writing
+    assert not asyncio.all_tasks() - before
 
 
 HELD = Retrieval(
@@ -598,10 +615,9 @@ class Pair:
         """Empty the store, and wait until both members have pushed what they know."""
         server.ask("FLUSHALL")
         for ledger in self.ledgers:
-            ledger._epoch = ""
-        for ledger in self.ledgers:
-            async with ledger._lock:
-                await ledger._recover()
+            with pytest.raises(LedgerLost):
+                await heartbeat(ledger)
+            await ledger.look(["any"])
             await until(lambda: ledger.hearing)  # noqa: B023 - awaited here
 
 
@@ -665,7 +681,7 @@ async def test_a_dead_member_that_has_the_file_delays_it_by_one_claim(
     await pair.forget(server)
     await pair.ledgers[0].close()
     seeking = asyncio.create_task(pair.seeker.fetch(ORIGIN))
-    await until(lambda: ORIGIN in pair.seeker._written_events)
+    await until(lambda: waits(pair.seeker))
     claim, offer = ("{gatekeeper}:f:" + ORIGIN, "{gatekeeper}:o:" + ORIGIN)
     assert 0 < int(server.ask("PTTL", offer)[1:-2]) < 10_000  # it was an hour
     for key in (offer, claim):
@@ -718,9 +734,9 @@ async def test_files_are_offered_to_the_store_as_long_as_time_suffices(
 ) -> None:
     for number in range(1_700):
         pair.files.held[f"https://h{number}.example"] = msgspec.structs.replace(HELD, lifetime=HOUR)
-    await pair.holder.offer(pair.ledgers[0]._store, 0.0)
+    await pair.holder.offer(store_of(pair.ledgers[0]), 0.0)
     assert server.ask("KEYS", "*:o:*") == b"*0\r\n"
-    await pair.holder.offer(pair.ledgers[0]._store, PATIENCE)
+    await pair.holder.offer(store_of(pair.ledgers[0]), PATIENCE)
     assert server.ask("KEYS", "*:o:*").startswith(b"*1700\r\n")
     assert server.ask("PTTL", "{gatekeeper}:o:https://h1.example").startswith(b":35")
 

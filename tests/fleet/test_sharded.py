@@ -21,7 +21,7 @@ from gatekeeper.fleet import ShardedLedger
 from gatekeeper.pacing.ledger import LAPSE, End, Ledger, Report, ScopeRequest
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
-from tests.fleet.conftest import FleetTime
+from tests.fleet.conftest import FleetTime, end_quarantine, heartbeat
 from tests.fleet.server import BINARY, Server
 from tests.internet import free_port
 from tests.pacing.ledger_rules import (
@@ -41,9 +41,7 @@ async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
     ledger = ShardedLedger(url, clock=time.clock, shards=shards)
     await ledger.open()
     await time.tick(100_000)
-    for shard in ledger.shards:
-        async with shard._lock:
-            await shard._send_heartbeat()
+    await heartbeat(*ledger.shards)
     return ledger
 
 
@@ -164,8 +162,8 @@ async def member(cluster: list[Server]) -> AsyncIterator[ShardedLedger]:
     config = FleetConfig(hold=1.0)
     ledger = ShardedLedger(f"redis://127.0.0.1:{cluster[1].port}/0", config=config, shards=6)
     await ledger.open()
-    for shard in ledger.shards:  # skip the quarantine of an empty store
-        await shard._store.run("HDEL", shard._key("epoch"), "until", "floor")
+    for shard in ledger.shards:
+        await end_quarantine(shard)
     yield ledger
     await ledger.close()
 
