@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.storage.base import ClockRecord
@@ -53,6 +54,16 @@ class FakeStorage:
         """What a new process finds."""
         self.dead = True
         return FakeStorage(self.durable)
+
+
+def scope_of(scheduler: Scheduler, host: str) -> Scope:
+    """The scope of a host, which is made if there is none."""
+    return scheduler._memory.host(host)
+
+
+def stall(clock: VirtualClock, seconds: float) -> None:
+    """Time passes and no timer is called, as in a process that was stopped."""
+    clock._now += seconds
 
 
 def is_paused(scheduler: Scheduler, host: str) -> bool:

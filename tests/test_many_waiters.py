@@ -25,7 +25,7 @@ from gatekeeper.pacing.waiters import TaskWaiter
 from gatekeeper.queue.origin_queues import WaitingTasks
 from gatekeeper.robots.timing import RobotsInterval
 from tests.internet import FakeInternet
-from tests.pacing_support import scopes_of
+from tests.pacing_support import scopes_of, stall
 from tests.waiting_support import until
 
 FEW, MANY = 500, 2_000
@@ -216,7 +216,6 @@ async def test_a_waiter_outside_the_entrance_can_be_cancelled(gate: Gatekeeper) 
 async def test_a_cancelled_waiter_that_was_admitted_keeps_nobody_outside(gate: Gatekeeper) -> None:
     async with gate.lease("http://a.test/"):
         crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(100)]
-        assert gate._opened is not None
         entrance = gate.parts.leases.entrance
         await asyncio.sleep(0)
         assert entrance.crowded
@@ -437,7 +436,7 @@ async def test_many_timeouts_at_once_are_raised_a_few_at_a_time(
 
         tasks = [asyncio.create_task(wait()) for _ in range(2_500)]
         await asyncio.sleep(0)
-        clock._now += 5_000.5  # a timer comes late, and finds them all
+        stall(clock, 5_000.5)  # a timer comes late, and finds them all
         left = [scheduler.stats().waiting]
         while left[-1]:
             scheduler._tick()  # each time in a turn of its own: a virtual clock knows none

@@ -51,7 +51,7 @@ class Folder:
         The subdirectory is created if needed.
         """
         with self._opened(directory) as (folder,):
-            return os.fdopen(_create_file(folder, name), "w+b")
+            return os.fdopen(create_file(folder, name), "w+b")
 
     def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
@@ -99,7 +99,8 @@ class Folder:
         return "", descriptor
 
 
-def _create_file(directory: _Directory, name: str) -> int:
+def create_file(directory: _Directory, name: str) -> int:
+    """Create a file, replacing a file or link of that name, and return its descriptor."""
     try:
         return os.open(directory[0] + name, _CREATE, 0o644, dir_fd=directory[1])
     except FileExistsError:

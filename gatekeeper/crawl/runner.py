@@ -207,7 +207,7 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
         run = _Run(job, client, outputs, clock, progress)
         work = run.crawl
         stack.enter_context(progress)
-        async with _interruptible(work, progress, job.limits.grace) as interrupted:
+        async with interruptible(work, progress, job.limits.grace) as interrupted:
             await run.complete(listed)
         stopped = work.stopped_by or (INTERRUPTED_BY_SIGNAL if interrupted() else None)
         end = await run.summary(stopped)
@@ -409,7 +409,7 @@ class _Run:
 
 
 @asynccontextmanager
-async def _interruptible(
+async def interruptible(
     work: Crawl, progress: Progress, grace: float
 ) -> AsyncIterator[Callable[[], bool]]:
     """Stop the crawl cleanly at the first Ctrl-C (or SIGTERM), and cancel it at the second.

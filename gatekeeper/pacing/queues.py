@@ -208,10 +208,10 @@ class Queues:
         """Queues that are due, in the order in which they became so."""
         self.moments: list[float] = []
         """A heap of the moments at which queues fall due; see `fall_due`."""
-        self._by_moment: dict[float, ScopeQueue | list[ScopeQueue]] = {}
+        self.by_moment: dict[float, ScopeQueue | list[ScopeQueue]] = {}
         """The queues that fall due at each moment; usually one."""
         self._stale = 0
-        """Entries of `_by_moment` that are no longer valid."""
+        """Entries of `by_moment` that are no longer valid."""
         self._max_stale = 1024
         """Number of stale entries above which they are swept out."""
         self._all: dict[ScopeQueue, None] = {}
@@ -351,7 +351,7 @@ class Queues:
             return
         queue.place = _TIMED
         queue.due = due
-        others = self._by_moment.setdefault(due, queue)
+        others = self.by_moment.setdefault(due, queue)
         if others is queue:
             heappush(self.moments, due)
             if due < self.timer.when:
@@ -359,7 +359,7 @@ class Queues:
         elif isinstance(others, list):
             others.append(queue)
         else:
-            self._by_moment[due] = [others, queue]
+            self.by_moment[due] = [others, queue]
 
     def _make_ready(self, queue: ScopeQueue, now: float) -> None:
         if self.moments and self.moments[0] <= now:
@@ -385,7 +385,7 @@ class Queues:
         moments = self.moments
         while moments and moments[0] <= now:
             moment = heappop(moments)
-            found = self._by_moment.pop(moment, ())
+            found = self.by_moment.pop(moment, ())
             for queue in (found,) if isinstance(found, ScopeQueue) else found:
                 if queue.place is _TIMED and queue.due == moment:
                     queue.place = _READY
@@ -418,15 +418,15 @@ class Queues:
         self._stale += 1
         if self._stale <= self._max_stale:
             return
-        before, self._by_moment = self._by_moment, {}
+        before, self.by_moment = self.by_moment, {}
         for moment, found in before.items():
             queues = found if isinstance(found, list) else [found]
             left = [one for one in queues if one.place is _TIMED and one.due == moment]
             if left:
-                self._by_moment[moment] = left[0] if len(left) == 1 else left
-        self.moments = list(self._by_moment)
+                self.by_moment[moment] = left[0] if len(left) == 1 else left
+        self.moments = list(self.by_moment)
         heapify(self.moments)
-        self._stale, self._max_stale = 0, len(self._by_moment) + 1024
+        self._stale, self._max_stale = 0, len(self.by_moment) + 1024
 
     # --- shared scopes ------------------------------------------------------------------
 

@@ -459,9 +459,9 @@ def _next_dots(dots: int, octet: str) -> int:
     return _WITHIN
 
 
-_SINGLE = [char for char in PLAIN + "?" if rfc_path(char) == char]
+SINGLE = [char for char in PLAIN + "?" if rfc_path(char) == char]
 """Characters that stand for themselves in the normal form of a path."""
-_ESCAPED = [f"%{octet:02X}" for octet in range(256) if rfc_path(f"%{octet:02X}") == f"%{octet:02X}"]
+ESCAPED = [f"%{octet:02X}" for octet in range(256) if rfc_path(f"%{octet:02X}") == f"%{octet:02X}"]
 _OTHER = "xzqkwvjybdfghlmnprstuaeioc_~0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZ!'(),;@+&=:"
 """Candidates, in order of preference, for the character that represents all that no pattern
 contains."""
@@ -475,12 +475,12 @@ def _tokens(rules: Sequence[RankedRule]) -> list[tuple[str, str, str]]:
     used = set().union(*(rule.pattern for rule in rules)) | set("/.?")
     forms = any(len(rule.automata) > 1 for rule in rules)
     other = next((char for char in _OTHER if char not in used), "")
-    singles = [char for char in _SINGLE if char in used or char == other]
+    singles = [char for char in SINGLE if char in used or char == other]
     found = [(char, char, char) for char in singles]
     # If a character is free, it can represent every escape except the two that equal other
     # characters in a query (RFC 9309 section 2.2.2, RFC-25).
     few = ["%2F", "%3A"] if forms else []
-    escapes = _ESCAPED if "%" in used or not other else few
+    escapes = ESCAPED if "%" in used or not other else few
     signatures: dict[str, tuple[str, str, str]] = {}
     for escape in escapes:
         form = {"%3A": ":", "%2F": "/"}.get(escape, escape) if forms else escape

@@ -406,7 +406,7 @@ class Writer:
     def _run_tasks(self, committer: Committer) -> None:
         while True:
             with self._condition:
-                task = self._await_task()
+                task = self.await_task()
                 stopping = self._stopping
                 if task is not _Task.REPAIR:
                     self._unsynced_since = None
@@ -431,7 +431,7 @@ class Writer:
                     self._journal.discard_all()
                 return
 
-    def _await_task(self) -> _Task:
+    def await_task(self) -> _Task:
         """Sleep until there is a task, and return it. Called under the lock."""
         while not (self._stopping or self._flushes):
             now = time.monotonic()

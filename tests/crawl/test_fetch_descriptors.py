@@ -55,8 +55,8 @@ async def test_a_page_waits_for_a_descriptor_for_its_file(
 ) -> None:
     net = virtual_internet
     site = net.site("a.test").robots(OPEN).page("/x", body)
-    failing = Failing(manifests._create_file, 4)
-    monkeypatch.setattr(manifests, "_create_file", failing)
+    failing = Failing(manifests.create_file, 4)
+    monkeypatch.setattr(manifests, "create_file", failing)
     assert await net.drive(fetch(net, URL, output=folder)) == 0
     assert failing.left == 0
     assert stored(folder, URL) == body.encode()
@@ -97,7 +97,7 @@ async def test_a_lasting_shortage_of_descriptors_ends_the_crawl_with_one_line(
     net.site("a.test").robots(OPEN).page("/x").page("/y")
     assert await net.drive(fetch(net, "http://a.test/y", output=folder)) == 0
     if missing == "file":
-        monkeypatch.setattr(manifests, "_create_file", Failing(manifests._create_file, 1e9))
+        monkeypatch.setattr(manifests, "create_file", Failing(manifests.create_file, 1e9))
     else:
         without_sockets(monkeypatch, 1e9)
     began = net.clock.monotonic()

@@ -15,7 +15,7 @@ import pytest
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.crawl.engine import Crawl
 from gatekeeper.crawl.progress import Progress
-from gatekeeper.crawl.runner import INTERRUPTED, _interruptible
+from gatekeeper.crawl.runner import INTERRUPTED, interruptible
 from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import SqliteStorage
@@ -172,7 +172,7 @@ def test_a_third_ctrl_c_during_the_clean_up_ends_like_the_second() -> None:
 
     async def crawl() -> None:
         try:
-            async with _interruptible(cast("Crawl", Endless()), Progress(), 10.0):
+            async with interruptible(cast("Crawl", Endless()), Progress(), 10.0):
                 for _ in range(2):
                     signal.raise_signal(signal.SIGINT)
                 await asyncio.Event().wait()

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from gatekeeper.crawl.progress import Progress
-from gatekeeper.crawl.runner import _interruptible
+from gatekeeper.crawl.runner import interruptible
 
 
 class Running:
@@ -42,7 +42,7 @@ def test_the_first_signal_stops_the_crawl_cleanly(
     work = Running()
 
     async def crawl() -> bool:
-        async with _interruptible(work, Progress(), 5.0) as interrupted:  # type: ignore[arg-type]
+        async with interruptible(work, Progress(), 5.0) as interrupted:  # type: ignore[arg-type]
             signal.raise_signal(number)
             await turns_of_the_loop()
         return interrupted()
@@ -65,7 +65,7 @@ def test_the_second_signal_ends_the_crawl_and_every_task_runs_its_cleanup(
             wound_up.append(name)
 
     async def crawl() -> None:
-        crawling = _interruptible(work, Progress(), 5.0)  # type: ignore[arg-type]
+        crawling = interruptible(work, Progress(), 5.0)  # type: ignore[arg-type]
         async with crawling, asyncio.TaskGroup() as group:
             for name in range(20):
                 group.create_task(task(name))
@@ -95,7 +95,7 @@ def test_a_second_signal_at_the_end_does_not_interrupt_the_clean_up(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "add_signal_handler", add)
         try:
-            async with _interruptible(Running(), Progress(), 5.0):  # type: ignore[arg-type]
+            async with interruptible(Running(), Progress(), 5.0):  # type: ignore[arg-type]
                 for _ in range(2):
                     handlers[signal.SIGINT]()
                 if error is not None:
@@ -114,7 +114,7 @@ def test_the_handler_of_the_runner_is_restored_after_the_crawl() -> None:
 
     async def crawl() -> None:
         before = signal.getsignal(signal.SIGINT)
-        async with _interruptible(Running(), Progress(), 5.0):  # type: ignore[arg-type]
+        async with interruptible(Running(), Progress(), 5.0):  # type: ignore[arg-type]
             assert signal.getsignal(signal.SIGINT) is not before
         assert signal.getsignal(signal.SIGINT) is before
         assert before is not signal.default_int_handler

@@ -369,13 +369,17 @@ def test_credentials_and_control_characters_stay_out_of_the_log(caplog) -> None:
     assert all("\n" not in message and len(message) < 500 for message in caplog.messages)
 
 
-def test_the_memory_of_logged_refusals_is_bounded(monkeypatch) -> None:
+def test_the_memory_of_logged_refusals_is_bounded(monkeypatch, caplog) -> None:
     monkeypatch.setattr("gatekeeper.fetching.allowed_addresses.MAX_LOGGED", 10)
     guard = Guard()
     for number in range(100):
         guard.refuses_url(f"http://10.0.0.{number}/")
-    assert len(guard._logged) <= 10
-    assert guard.stats().refused == {"private": 100}
+    caplog.clear()
+    guard.refuses_url("http://10.0.0.99/")
+    assert not caplog.messages
+    guard.refuses_url("http://10.0.0.0/")  # forgotten, and so logged again
+    assert len(caplog.messages) == 1
+    assert guard.stats().refused == {"private": 102}
 
 
 # -- proxies (T19)

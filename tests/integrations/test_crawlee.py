@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -71,7 +71,7 @@ class Crawl:
 async def queue() -> RequestQueue:
     """Open a new request queue."""
     return await RequestQueue.open(
-        alias=next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
+        alias=uuid4().hex,
         storage_client=MemoryStorageClient(),
     )
 

@@ -16,7 +16,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import due_at, is_paused
+from tests.pacing_support import due_at, is_paused, stall
 from tests.waiting_support import until
 
 HOST = "a.example"
@@ -54,7 +54,7 @@ class VirtualTime:
         await self.clock.elapse(seconds)
 
     def stall(self, seconds: float) -> None:
-        self.clock._now += seconds
+        stall(self.clock, seconds)
 
 
 async def start(scheduler: Scheduler, interval: float = 1.0) -> Grant:

@@ -19,7 +19,7 @@ from gatekeeper.pacing.scopes import UNKNOWN, BackOff, RequestReport, ScopeHisto
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.effort import of_many, some_of
-from tests.pacing_support import FakeStorage, scopes_of
+from tests.pacing_support import FakeStorage, scope_of, scopes_of
 
 HOST = "a.example"
 PACING = PacingConfig(backoff_jitter=0.0)
@@ -635,7 +635,7 @@ async def test_a_lease_of_an_earlier_run_that_was_refused_is_slowed_by_its_own_i
     make: Make, clock: VirtualClock
 ) -> None:
     scheduler = await make()
-    scheduler._memory.host(HOST).not_before(clock.monotonic())
+    scope_of(scheduler, HOST).not_before(clock.monotonic())
     grant: Grant = await scheduler.hold("u", HOST, 60.0)
     grant.report(429, 0.1, 1.0)
     grant.release()

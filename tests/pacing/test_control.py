@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gatekeeper.clock import VirtualClock
 from gatekeeper.errors import ConfigError, LeaseTimeout
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import hosts_of
+from tests.pacing_support import hosts_of, scope_of
 
 A = "a.example"
 DELAY = RobotsInterval(10.0, "crawl-delay 10 s from robots.txt line 2")
@@ -51,14 +52,14 @@ async def test_a_lease_timeout_is_counted(scheduler: Scheduler) -> None:
 
 
 async def test_a_lease_timeout_says_what_holds_the_host_up(
-    scheduler: Scheduler,
+    scheduler: Scheduler, clock: VirtualClock
 ) -> None:
     async def told() -> str:
         with pytest.raises(LeaseTimeout) as caught:
             await scheduler.acquire("u", A, admit=lambda: DELAY, timeout=0)
         return str(caught.value).partition("; ")[2]
 
-    wall = scheduler._clock.wall()
+    wall = clock.wall()
     scheduler.block(A, wall + 2_000_000.0, "a visitor complained")
     assert await told() == "the host is due in 2000000 s (a visitor complained)"
     scheduler.pause(A)
@@ -91,7 +92,7 @@ async def test_a_block_until_no_moment_is_refused(scheduler: Scheduler) -> None:
 async def test_a_lost_fleet_store_is_named_where_nothing_else_holds_the_host_up(
     scheduler: Scheduler,
 ) -> None:
-    scheduler._memory.host(A)
+    scope_of(scheduler, A)
     assert scheduler.holdups.late(A) == (0.0, "")
 
     class Away:

@@ -838,6 +838,6 @@ async def test_a_session_forgets_the_leases_of_its_requests(net: FakeInternet) -
             for number in range(100):
                 async with session.get(f"http://a.test/{number}") as response:
                     await response.read()
-            assert len(session_gate(session)._waits.holdings) == 0
+            assert len(session_gate(session).parts.waits.holdings) == 0
 
     await net.drive(run())

@@ -80,8 +80,10 @@ class FarLedger:
         self.book = MemoryLedger(clock)
         self.failing = failing
         self.calls = self.asked = 0
+        self.listeners: list[LedgerListener] = []
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
+        self.listeners.append(listener)
         self.book.listen(owner, listener)
 
     async def wire(self) -> None:
@@ -516,7 +518,7 @@ async def test_a_lost_ledger_refuses_every_waiter(clock: VirtualClock, make: Mak
     scheduler = await make(ledger=ledger)
     waiting = asyncio.create_task(start(scheduler))
     await clock.elapse(1.0)
-    (listener,) = ledger.book._listeners.values()
+    (listener,) = ledger.listeners
     listener.lost(True)
     await clock.elapse(0.0)
     with pytest.raises(LedgerLost):

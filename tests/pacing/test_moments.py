@@ -69,7 +69,7 @@ def test_outdated_entries_are_removed(queues: Queues) -> None:
             scope.interval += 0.25  # Slower each time, so every entry becomes stale.
             queues.reposition(scope, 0.0)
         entries = sum(
-            len(found) if isinstance(found, list) else 1 for found in queues._by_moment.values()
+            len(found) if isinstance(found, list) else 1 for found in queues.by_moment.values()
         )
         assert entries <= 500 + 1024 + 500, step
         assert len(queues.moments) <= entries + 1

@@ -13,7 +13,6 @@ import pytest
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.queue.files import OverflowFile
 from gatekeeper.queue.polite import PoliteQueue
 from tests.queue_support import DEFER, DENY, Crawl, FakeGate, FakeLease, page
 
@@ -27,14 +26,14 @@ async def test_a_scratch_file_that_fails_once_costs_no_url(
         await queue.put(page("a", number))
     failures: list[StorageError] = []
     got: list[str] = []
-    opened = OverflowFile._open
+    connect = sqlite3.connect
 
-    def once(overflow: OverflowFile) -> sqlite3.Connection:
+    def once(*how: Any, **options: Any) -> sqlite3.Connection:
         if failures:
-            return opened(overflow)
+            return connect(*how, **options)
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(OverflowFile, "_open", once)
+    monkeypatch.setattr(sqlite3, "connect", once)
 
     async def work() -> None:
         while True:

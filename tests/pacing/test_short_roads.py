@@ -13,7 +13,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import due_at, scopes_of
+from tests.pacing_support import due_at, scope_of, scopes_of, stall
 
 Make = Callable[..., Awaitable[Scheduler]]
 URL, HOST = "https://a.example/", "a.example"
@@ -65,7 +65,7 @@ class Crawl:
             self.scheduler._engine.overdue = True
             wish = RobotsInterval(wish.seconds, wish.source)  # never the same object
         if kind < 3:
-            self.scheduler._memory.host(host)
+            scope_of(self.scheduler, host)
             grant = self.scheduler.acquire_nowait(URL, host, wish)
             if grant is not None:
                 self.open.append(grant)
@@ -156,7 +156,7 @@ async def test_a_host_with_waiters_gives_no_lease_at_once(make: Make, clock: Vir
     scheduler = await make()
     await known(scheduler)
     scheduler.when_due(HOST, lambda: None)
-    clock._now = 1001.0  # The timer has not fired yet.
+    stall(clock, 1.0)  # the timer has not fired yet
     assert scheduler.acquire_nowait(URL, HOST, SECOND) is None
 
 

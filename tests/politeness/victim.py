@@ -86,14 +86,14 @@ async def live(job: Job) -> None:
         return future
 
     loop.run_in_executor = counted  # type: ignore[method-assign]
-    wrote, look = asyncio.Event(), Writer._await_task
+    wrote, look = asyncio.Event(), Writer.await_task
 
     def looks(writer: Writer) -> Any:
         with contextlib.suppress(RuntimeError):  # The loop may be closed.
             loop.call_soon_threadsafe(wrote.set)
         return look(writer)
 
-    Writer._await_task = looks  # type: ignore[method-assign]
+    Writer.await_task = looks  # type: ignore[method-assign]
     crawling = asyncio.create_task(work())
     commands: asyncio.Queue[list[str]] = asyncio.Queue()
     loop.add_reader(0, lambda: commands.put_nowait(read_line().decode().split()))

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,14 +81,28 @@ def test_the_overflow_file_is_made_at_its_path_and_removed_at_the_end(tmp_path: 
     assert not path.exists()
 
 
-def test_a_full_disk_loses_no_url_and_a_later_put_works(tmp_path: Path) -> None:
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """Those that are opened from now on."""
+    made, connect = list[sqlite3.Connection](), sqlite3.connect
+
+    def record(*how: Any, **options: Any) -> sqlite3.Connection:
+        made.append(connect(*how, **options))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", record)
+    return made
+
+
+def test_a_full_disk_loses_no_url_and_a_later_put_works(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
     overflow = OverflowFile(tmp_path / "scratch.sqlite")
     backlog = Backlog(1, overflow, 2, ARRIVALS)
     urls = [f"https://a.example/{number}/" + "x" * 500 for number in range(3000)]
     for url in urls[:600]:
         backlog.put(url, 0)
-    connection = overflow._connection
-    assert connection is not None
+    [connection] = connections
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages + 20}")  # a disk that is nearly full
     kept = 600
@@ -108,13 +124,14 @@ def test_a_full_disk_loses_no_url_and_a_later_put_works(tmp_path: Path) -> None:
     overflow.close()
 
 
-def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
+def test_a_chunk_that_can_not_be_read_stays_where_it_is(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
     overflow = OverflowFile(tmp_path / "scratch.sqlite")
     backlog = Backlog(1, overflow, 1, ARRIVALS)
     for number in range(600):
         backlog.put(f"u{number}", 0)
-    connection = overflow._connection
-    assert connection is not None
+    [connection] = connections
     connection.execute("PRAGMA query_only = ON")  # the SELECT succeeds, the DELETE does not
     assert backlog.pop()[2] == "u0"
     for _ in range(2):
@@ -161,13 +178,14 @@ OBJECTS = [
 ]
 
 
-def test_payloads_come_back_with_their_urls_and_types(overflow: OverflowFile) -> None:
+def test_payloads_come_back_with_their_urls_and_types(tmp_path: Path) -> None:
+    # The plain ones take no memory, so that there is room for the others.
+    overflow = OverflowFile(tmp_path / "scratch.sqlite", max_objects=100 * len(OBJECTS))
     backlog = Backlog(1, overflow, 2, ARRIVALS)
     given = [*PLAIN, *OBJECTS] * 100
     for number, data in enumerate(given):
         backlog.put(f"u{number}", 0, data)
     assert overflow.rows > 1900
-    assert len(overflow._objects) <= 100 * len(OBJECTS)  # the plain ones take no memory
     for number, data in enumerate(given):
         entry = backlog.pop()
         assert entry[2] == f"u{number}"
@@ -176,7 +194,9 @@ def test_payloads_come_back_with_their_urls_and_types(overflow: OverflowFile) ->
         if number % 7 == 0:  # put back, it keeps its payload
             backlog.put_back(entry)
             assert backlog.pop()[3] == data
-    assert not overflow._objects
+    for data in OBJECTS * 100:  # there is room again
+        backlog.put("u", 0, data)
+    overflow.close()
 
 
 def test_a_payload_that_contains_itself_stays_in_memory(overflow: OverflowFile) -> None:

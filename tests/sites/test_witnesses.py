@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gatekeeper.robots import RobotsTxt, witnesses
 from gatekeeper.sites import witness
 from gatekeeper.sites.witness import (
-    _ESCAPED,
-    _SINGLE,
+    ESCAPED,
+    SINGLE,
     Budget,
     RankedRule,
     Reading,
@@ -107,7 +107,7 @@ def test_a_rule_that_others_always_override_has_no_witness(rules: str) -> None:
     assert found(rules)[0] == (None, True)
 
 
-_TOKENS = [*_SINGLE, *_ESCAPED]
+_TOKENS = [*SINGLE, *ESCAPED]
 """Everything that one more step of a path can be."""
 
 

@@ -374,14 +374,14 @@ async def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "REPAIR_SECONDS", 0.02)
     monkeypatch.setattr(writer, "SYNC_SECONDS", 0.02)
     Looks.step = asyncio.Event()
-    loop, look = asyncio.get_running_loop(), writer.Writer._await_task
+    loop, look = asyncio.get_running_loop(), writer.Writer.await_task
 
     def looked(self: writer.Writer) -> object:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(Looks.step.set)
         return look(self)
 
-    monkeypatch.setattr(writer.Writer, "_await_task", looked)
+    monkeypatch.setattr(writer.Writer, "await_task", looked)
 
 
 async def in_trouble(storage: SqliteStorage) -> None:
