@@ -68,7 +68,7 @@ _ID_OCTETS = 12
 """Random octets in the id of a lease."""
 EARLIER = "earlier"
 """The client of a lease that an earlier process granted, if the journal does not name it."""
-_MAX_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still accepted."""
 _MAX_ID = 64
 """Characters that an id chosen by a client may have (`wire.LeaseId`)."""
@@ -111,9 +111,9 @@ class LeaseTable:
         self._held: dict[str, ClientLease] = {}
         self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: Counter[str] = Counter()
-        self._ended: FIFOCache[str, Lease] = FIFOCache(_MAX_REMEMBERED)
+        self._ended: FIFOCache[str, Lease] = FIFOCache(MAX_REMEMBERED)
         """Leases that ended: a report may still come, and counts."""
-        self._given_back_early: FIFOCache[str, None] = FIFOCache(_MAX_REMEMBERED)
+        self._given_back_early: FIFOCache[str, None] = FIFOCache(MAX_REMEMBERED)
         """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due = DueHeap[ClientLease](self._is_due, self._held.__len__)
         self._timer = SingleTimer(clock, self._sweep)
@@ -469,7 +469,7 @@ def _journal_problem(why: str) -> Problem:
 # --- The journal of open leases, a small file beside the state file.
 
 
-_MAX_BYTES = 4_194_304
+MAX_BYTES = 4_194_304
 _MAX_OPEN = 100_000
 _UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
 
@@ -526,7 +526,7 @@ class LeaseJournal:
         self._size = 0
         self._incomplete = False
         """Whether the file ends with part of a line, after which nothing may be appended."""
-        self._rewrite_at = _MAX_BYTES
+        self._rewrite_at = MAX_BYTES
         if path is not None:
             self._open = {
                 lease.id: lease for lease in _read(path).values() if lease.reportable(clock)
@@ -635,7 +635,7 @@ class LeaseJournal:
                 self._rewrite(self._path)
             except OSError:
                 # The old file holds the same leases, at greater length.
-                self._rewrite_at = self._size + _MAX_BYTES
+                self._rewrite_at = self._size + MAX_BYTES
 
     def _rewrite(self, path: Path) -> None:
         """Write a new file with the open leases and put it in place atomically."""
@@ -658,7 +658,7 @@ class LeaseJournal:
         self._close_file()
         self._incomplete = False
         self._fd, self._size = fd, len(data)
-        self._rewrite_at = max(_MAX_BYTES, 2 * self._size)
+        self._rewrite_at = max(MAX_BYTES, 2 * self._size)
 
 
 def _line(lease: OpenLease) -> str:

@@ -39,7 +39,7 @@ from gatekeeper.urls import printable
 _log = logging.getLogger(__name__)
 
 
-_FIRST_FD = 3  # SD_LISTEN_FDS_START
+FIRST_FD = 3  # SD_LISTEN_FDS_START
 _O_PATH = getattr(os, "O_PATH", None)
 """Flag that opens a file without access to its contents. Linux has it."""
 
@@ -213,7 +213,7 @@ def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     if pid != str(os.getpid()) or not count.isdigit():
         return []
     found: list[socket.socket] = []
-    for number in range(_FIRST_FD, _FIRST_FD + int(count)):
+    for number in range(FIRST_FD, FIRST_FD + int(count)):
         with contextlib.suppress(OSError):
             os.set_inheritable(number, False)
             found.append(socket.socket(fileno=number))
@@ -574,7 +574,7 @@ class Server(web.Server):
         self.refused += 1
         with connection, contextlib.suppress(OSError):
             if self._context is None:
-                connection.send(_FULL_RESPONSE)
+                connection.send(FULL_RESPONSE)
 
     def _new_request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
@@ -759,4 +759,4 @@ def _raw_response(problem: Problem) -> bytes:
     )
 
 
-_FULL_RESPONSE = _raw_response(Problem(503, "full", "too many connections are open"))
+FULL_RESPONSE = _raw_response(Problem(503, "full", "too many connections are open"))

@@ -97,7 +97,7 @@ def write_lines(stream: IO[str], lines: list[str]) -> None:
 _WRITE_SECONDS = 0.1
 """Seconds between two writes."""
 _MAX_ENTRIES = 20_000
-_SHUTDOWN_SECONDS = 1.0
+SHUTDOWN_SECONDS = 1.0
 """Seconds that the shutdown waits for the last lines to be written."""
 _MAX_URL = 2048
 
@@ -224,7 +224,7 @@ class DecisionLog:
         finally:
             last_page = partial(self._write_page, self._take_page(), after=writing)
             last = in_thread(last_page, name="decision-log")
-            futures.wait([last], _SHUTDOWN_SECONDS)
+            futures.wait([last], SHUTDOWN_SECONDS)
 
     def _take_page(self) -> list[str]:
         """Take the lines for one write from the ring; drop, and count, what exceeds `log_rate`."""

@@ -93,7 +93,7 @@ def _read_table(table: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
     return metrics
 
 
-_METRICS = _read_table(_TABLE)
+METRICS = _read_table(_TABLE)
 
 
 def family_of(name: str, values: float | Mapping[Any, float]) -> Metric:
@@ -102,7 +102,7 @@ def family_of(name: str, values: float | Mapping[Any, float]) -> Metric:
     >>> family_of("gatekeeper_leases_ended", {"reported": 3}).samples[0].value
     3
     """
-    kind, text, labels = _METRICS[name]
+    kind, text, labels = METRICS[name]
     make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily = make(name, text, labels=labels)
     by_label = values if isinstance(values, Mapping) else {(): values}

@@ -122,10 +122,10 @@ async def _reload_on_hangup(service: Service, hangup: asyncio.Event) -> None:
     while True:
         await hangup.wait()
         hangup.clear()
-        await _reload_and_notify(service)
+        await reload_and_notify(service)
 
 
-async def _reload_and_notify(service: Service) -> None:
+async def reload_and_notify(service: Service) -> None:
     """Reload, and return when every worker follows.
 
     A bad file is logged and counted, and changes nothing (T17).

@@ -140,7 +140,7 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
     """Read and check the configuration: as it is, and merged with the settings that stay."""
     config, old = reread(), service.config
     check_config(config, config.user_agent or service.gate.user_agent)
-    _refuse_new_groups(old, config)
+    refuse_new_groups(old, config)
     merged = _merge(old, config)
     check_workers(merged.server)  # their number stays, whatever the new file says
     tokens = security.read_tokens(merged.server.token_file, warn=True)
@@ -188,7 +188,7 @@ def _adjust(gate: Gatekeeper, config: Config) -> None:
     parts.decider.adjust(config)
 
 
-def _refuse_new_groups(old: Config, new: Config) -> None:
+def refuse_new_groups(old: Config, new: Config) -> None:
     """Raise ConfigError for a rule with a new [[group]], whose clock needs a restart."""
     known = {group.name for group in old.group}
     for rule in new.host:

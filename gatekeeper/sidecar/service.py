@@ -62,15 +62,15 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.workers import Workers
 
 _T = TypeVar("_T")
-_MAX_PER_ITERATION = 250
+MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
-_NEW_SECONDS = 1.0
+NEW_SECONDS = 1.0
 """Seconds that a connection accepted at the end of `drain` has for its request at most."""
-_LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5
 """Seconds for which the fleet's store is asked who holds a host."""
 _log = logging.getLogger(__name__)
 
-_MAX_BACKGROUND = 1000
+MAX_BACKGROUND = 1000
 DIAGNOSTICS = ("/healthz", "/readyz", "/metrics")
 """The paths that the listener of `server.diagnostics` serves."""
 _PROBLEMS = (
@@ -171,7 +171,7 @@ class Service:
         )
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
-        self._entrance = Entrance(_MAX_PER_ITERATION)
+        self._entrance = Entrance(MAX_PER_ITERATION)
         self._answers: dict[Call, asyncio.Timeout] = {}
         """The answers under way, with the timeouts by which `_ask_again` ends them."""
         self.tracing: Tracing | None = make_tracing(self.version)
@@ -230,7 +230,7 @@ class Service:
             if call in self._answers and not limit.expired():
                 end = asyncio.get_running_loop().time() + call.goodbye
                 limit.reschedule(None if call.permitted() else end)
-            if number % _MAX_PER_ITERATION == 0:
+            if number % MAX_PER_ITERATION == 0:
                 await asyncio.sleep(0)
 
     async def settle(self) -> None:
@@ -294,7 +294,7 @@ class Service:
 
         The service owns the task: `close` cancels it. The caller may await its result.
         """
-        if len(self._tasks) >= _MAX_BACKGROUND or self.phase == "closed":
+        if len(self._tasks) >= MAX_BACKGROUND or self.phase == "closed":
             work.close()
             return None
         task = self._tasks.start(work)
@@ -353,7 +353,7 @@ class Service:
         await self.clock.sleep(grace)
         for site in sites:
             await site.stop()
-        new = min(grace, _NEW_SECONDS)
+        new = min(grace, NEW_SECONDS)
         end = max(end, self.clock.monotonic() + new)
         await self._wait(end, *(server.finish(new) for server in servers))
 
@@ -579,7 +579,7 @@ class Service:
             return Holder(held.granted_at, held.expires_at, held.client if may_know else None)
         views: list[ScopeView] = []
         with contextlib.suppress(TimeoutError):  # a store that hangs holds up no response
-            async with deadline(self.clock, _LOOK_SECONDS):
+            async with deadline(self.clock, LOOK_SECONDS):
                 views = await self.gate.parts.scheduler.look(host)
         if not views or not views[0].holds:
             return Holder()

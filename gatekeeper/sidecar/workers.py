@@ -60,7 +60,7 @@ _RESTART_SECONDS: Final = 0.5
 _MAX_RESTART_SECONDS: Final = 30.0
 _STEADY_SECONDS: Final = 60.0
 """Seconds that a worker has to live for the pause to be `_RESTART_SECONDS` again."""
-_SYNC_SECONDS: Final = 5.0
+SYNC_SECONDS: Final = 5.0
 """Seconds that a worker has to answer a `Sync`, or to exit, before it is killed."""
 _LATE_SECONDS: Final = 0.5
 """Seconds after which a worker that has not answered a `Sync` is given no connection."""
@@ -184,7 +184,7 @@ class Workers:
             worker.send(channel.Stop())
         if workers:
             waits = [asyncio.ensure_future(one.process.wait()) for one in workers]
-            _, late = await asyncio.wait(waits, timeout=_SYNC_SECONDS)
+            _, late = await asyncio.wait(waits, timeout=SYNC_SECONDS)
             for wait in late:
                 wait.cancel()
             for worker in workers:
@@ -260,7 +260,7 @@ class Workers:
 
     def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
-        workers = self._accepting()
+        workers = self.accepting()
         for _ in workers:
             worker = workers[next(self._round) % len(workers)]
             if not worker.channel.queued:
@@ -268,7 +268,7 @@ class Workers:
                 return True
         return False
 
-    def _accepting(self) -> list[_Worker]:
+    def accepting(self) -> list[_Worker]:
         """Return the workers that take connections; one that does not follow may hang."""
         before = asyncio.get_running_loop().time() - _LATE_SECONDS
         return [one for one in self._workers.values() if one.ready and one.sync_sent_at > before]
@@ -344,7 +344,7 @@ class Workers:
             return all(one.synced >= number or not one.ready for one in waiting)
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SYNC_SECONDS):
+            async with asyncio.timeout(SYNC_SECONDS):
                 await self._until(done)
         for worker in waiting:
             if worker.ready and worker.synced < number:

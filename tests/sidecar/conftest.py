@@ -137,14 +137,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 session,
             )
             assert process.stderr is not None
-            reader = asyncio.create_task(_collect(process.stderr, sidecar))
+            reader = asyncio.create_task(collect(process.stderr, sidecar))
             stack.push_async_callback(_settle, reader)
             return sidecar
 
         yield begin
 
 
-async def _collect(stream: asyncio.StreamReader, sidecar: Sidecar) -> None:
+async def collect(stream: asyncio.StreamReader, sidecar: Sidecar) -> None:
     while line := await stream.readline():
         sidecar.errors.append(line.decode(errors="replace").rstrip("\n"))
         sidecar.told.set()

@@ -145,7 +145,7 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
     rng = random.Random(4)
     series = service.operators.series
     for n in range(360):
-        series._sample()
+        series.sample()
         _, seen = series._points.pop()
         wave = 1 + 0.5 * rng.random() + (0.8 if 120 < n < 200 else 0)
         for key, size in (("allow", 40), ("deny", 9), ("defer", 2)):

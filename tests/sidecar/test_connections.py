@@ -110,7 +110,7 @@ async def run(
             stack = await cleanup.enter_async_context(AsyncExitStack())
             service = await stack.enter_async_context(process.running(options))
             if (workers := service.workers) is not None:
-                await workers._until(lambda: len(workers._accepting()) == 1)
+                await until(lambda: len(workers.accepting()) == 1)
             where, _, port = heard[0].rpartition(":")
             place = where.removeprefix("unix:") if "unix" in words else ("127.0.0.1", int(port))
             if "unix" in words:
@@ -167,8 +167,8 @@ async def test_t8_a_connection_counts_from_when_it_is_accepted(
         # All that were accepted are counted, and none of those that are left is turned away.
         assert len(told) == further
         if running.context is None:
-            assert all(one in (b"", listening._FULL_RESPONSE) for one in told)
-            assert listening._FULL_RESPONSE in told
+            assert all(one in (b"", listening.FULL_RESPONSE) for one in told)
+            assert listening.FULL_RESPONSE in told
         else:
             assert set(told) == {b""}
         for one in crowd:
@@ -267,7 +267,7 @@ async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
     run: Run, internet: FakeInternet, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RFC 9112 section 9.6: the last answer of a connection says that it is the last one."""
-    monkeypatch.setattr(service_module, "_NEW_SECONDS", 60.0)  # each new one brings a request
+    monkeypatch.setattr(service_module, "NEW_SECONDS", 60.0)  # each new one brings a request
     internet.site("127.0.0.1").robots("")
     page = f"http://127.0.0.1:{internet.listener().port()}/"
     running = await run(words, drain_grace=60.0, allowed_hosts=("127.0.0.1:1",))

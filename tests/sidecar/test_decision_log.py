@@ -125,7 +125,7 @@ def test_a_closed_log_stream_stops_no_response() -> None:
 @pytest.fixture
 def long_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shutdown wait for the writing thread longer, for a busy machine."""
-    monkeypatch.setattr(logs, "_SHUTDOWN_SECONDS", 45.0)
+    monkeypatch.setattr(logs, "SHUTDOWN_SECONDS", 45.0)
 
 
 @pytest.mark.usefixtures("long_shutdown")

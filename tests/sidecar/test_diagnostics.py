@@ -17,6 +17,7 @@ from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.routing import ANY
 from gatekeeper.sidecar.service import DIAGNOSTICS, Service
 from tests.sidecar.test_every_route import path_of
+from tests.waiting_support import until
 
 TOKEN = "t" * 40
 Run = Callable[..., Awaitable[tuple[Service, str, aiohttp.ClientSession]]]
@@ -43,7 +44,7 @@ async def run() -> AsyncIterator[Run]:
             )
             service = await stack.enter_async_context(process.running(options))
             if (workers := service.workers) is not None:
-                await workers._until(lambda: len(workers._accepting()) == config.server.workers)
+                await until(lambda: len(workers.accepting()) == config.server.workers)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             [(_, port)] = service.diagnostics
             return service, f"http://127.0.0.1:{port}", session

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 from typing import Any
 
 import aiohttp
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
-from tests.sidecar.decision_log_support import write_log
+from tests.sidecar.decision_log_support import LogOf
 from tests.waiting_support import until
 
 OPEN = "User-agent: *\nDisallow: /private\n"
@@ -23,19 +19,6 @@ OPEN = "User-agent: *\nDisallow: /private\n"
 @pytest.fixture
 def site(internet: FakeInternet) -> Any:
     return internet.site("a.test").robots(OPEN).page("/page", "the page")
-
-
-def logged(service: Any) -> list[dict[str, Any]]:
-    """Return the lines of the decision log, decoded."""
-    log, stream = service.service.log, service.service.log._stream
-    write_log(log)
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-def with_log(service: Any) -> Any:
-    server = ServerConfig(log_decisions="all", log_format="json")
-    service.service.log = DecisionLog(server, service.service.clock, stream=io.StringIO())
-    return service
 
 
 async def everything(service: Any, url: str) -> tuple[bytes, BaseException | None]:
@@ -171,16 +154,17 @@ async def test_a_redirect_without_location_is_passed_on(serve: Any, site: Any) -
 
 async def test_t20_each_hop_has_a_decision_in_the_log(serve: Any, site: Any) -> None:
     site.on("/go", redirect("/private"))
-    service = with_log(await serve())
+    service = await serve()
+    log = LogOf(service.service)
     _, problem = await service.get("/v1/fetch", params={"url": "http://a.test/go"})
 
     told = problem["decision"]
-    lines = [(one["url"], one["verdict"], one["user_agent"]) for one in logged(service)]
+    lines = [(one["url"], one["verdict"], one["user_agent"]) for one in log.lines()]
     assert lines == [
         ("http://a.test/go", "allow", "testbot"),
         ("http://a.test/private", "deny", "testbot"),
     ]
-    assert told["id"] == logged(service)[1]["id"]
+    assert told["id"] == log.lines()[1]["id"]
 
 
 async def test_t20_a_denial_at_the_socket_has_an_id_a_name_and_a_line(
@@ -188,14 +172,15 @@ async def test_t20_a_denial_at_the_socket_has_an_id_a_name_and_a_line(
 ) -> None:
     internet.site("rebound.example").robots(OPEN).page("/page", "the page")
     internet.dns("rebound.example", "127.0.0.1", "10.0.0.1")
-    service = with_log(await serve())
+    service = await serve()
+    log = LogOf(service.service)
     asked = {"url": "http://rebound.example/page"}
     status, problem = await service.get("/v1/fetch", params=asked)
 
     told = problem["decision"]
     assert (status, told["reason"], told["user_agent"]) == (403, "blocked", "testbot")
     assert told["id"]
-    assert [one["id"] for one in logged(service)][-1] == told["id"]
+    assert [one["id"] for one in log.lines()][-1] == told["id"]
 
 
 async def test_fetch_passes_on_how_long_the_site_wants_to_be_left_alone(

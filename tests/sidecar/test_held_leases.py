@@ -136,13 +136,16 @@ async def test_a_lease_id_given_back_before_its_grant_is_not_granted(
 async def test_lease_ids_given_back_before_their_grant_are_bounded(
     clock: VirtualClock, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.held_leases._MAX_REMEMBERED", 3)
+    monkeypatch.setattr("gatekeeper.sidecar.held_leases.MAX_REMEMBERED", 3)
     table = LeaseTable(ServerConfig(), clock)
     for number in range(9):
         given_back_unheard(table, f"made-up-{number}")
     given_back_unheard(table, 65 * "x")
-    assert list(table._given_back_early) == ["made-up-6", "made-up-7", "made-up-8"]
-    assert await held(table, gate, id="made-up-1") == "made-up-1"
+    for number in (6, 7, 8):
+        with pytest.raises(Problem):
+            await held(table, gate, id=f"made-up-{number}")
+    for name in ("made-up-1", "made-up-5"):
+        assert await held(table, gate, id=name) == name
 
 
 async def test_a_repeated_report_is_no_error_and_ends_nothing_twice(

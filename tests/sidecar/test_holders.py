@@ -69,7 +69,7 @@ async def test_a_store_that_hangs_holds_up_no_refusal(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(type(asked.service.gate.parts.scheduler), "look", hang)
-    monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(service_module, "LOOK_SECONDS", 0.0)
     await asked.service.gate.block("a.test", asked.service.clock.wall() + 60)
     async with asyncio.timeout(20.0):
         status, problem = await asked.post("/v1/leases", WANT | {"wait": 0}, headers=bearer("boss"))

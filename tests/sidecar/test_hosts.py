@@ -9,7 +9,7 @@ import pytest
 
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.reload import _refuse_new_groups
+from gatekeeper.sidecar.reload import refuse_new_groups
 from tests.internet import FakeInternet
 
 
@@ -39,10 +39,10 @@ async def test_text_that_is_no_host_is_a_bad_request(serve: Any) -> None:
 def test_a_reload_refuses_a_rule_that_needs_a_new_group() -> None:
     old = Config.from_dict({"group": [{"name": "g"}]})
     word = {"match": "a.test", "group": "g"}
-    _refuse_new_groups(old, Config.from_dict({"group": [{"name": "g"}], "host": [word]}))
+    refuse_new_groups(old, Config.from_dict({"group": [{"name": "g"}], "host": [word]}))
     new = {"group": [{"name": "h"}], "host": [word | {"group": "h"}]}
     with pytest.raises(ConfigError, match="'h' takes effect only after a restart"):
-        _refuse_new_groups(old, Config.from_dict(new))
+        refuse_new_groups(old, Config.from_dict(new))
 
 
 async def test_a_refresh_of_a_blocked_host_is_accepted_for_later(

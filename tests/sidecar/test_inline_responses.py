@@ -19,7 +19,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
 from tests.internet import FakeInternet
-from tests.sidecar.decision_log_support import write_log
+from tests.sidecar.decision_log_support import LogOf
 from tests.waiting_support import until
 
 TOKEN = "a" * 40
@@ -108,6 +108,11 @@ async def two_servers(serve: Any, internet: FakeInternet) -> AsyncIterator[Any]:
         await two_servers.close()
 
 
+def under_way(both: TwoServers) -> Any:
+    """How many requests are being answered."""
+    return both.service.clients.samples()["gatekeeper_requests_under_way"]
+
+
 def alike(answer: bytes) -> tuple[list[bytes], bytes]:
     """Strip what differs between responses, and sort the header fields."""
     head, _, body = _OWN.sub(b"", answer).partition(b"\r\n\r\n")
@@ -189,7 +194,7 @@ async def test_answers_keep_the_order_of_their_requests(
     # Again, with the second one read while the first is being answered.
     cold = get("/v1/check?url=http://b.test:81/first")
     connection.writer.write(cold)
-    await until(lambda: both.service.clients._under_way != {})
+    await until(lambda: under_way(both))
     assert b"b.test:81/first" in await connection.ask(CHECK)
     assert b"a.test/page" in await connection.answer()
 
@@ -214,7 +219,7 @@ async def test_a_body_in_pieces_takes_the_usual_path(two_servers: Any) -> None:
     connection = await both.connect()
     whole = post("/v1/leases", {"url": "http://a.test/page"})
     connection.writer.write(whole[:-5])
-    await until(lambda: both.service.clients._under_way)
+    await until(lambda: under_way(both))
 
     assert (await connection.ask(whole[-5:])).startswith(b"HTTP/1.1 201 ")
     assert both.inline == []
@@ -251,7 +256,7 @@ async def test_known_header_lines_in_any_combination_are_read_alike(
     # A body that is shorter, longer, or split; and two requests in one piece.
     short = lease[:-1]
     connection.writer.write(short)
-    await until(lambda: both.service.clients._under_way)
+    await until(lambda: under_way(both))
     assert b" 201 " in await connection.ask(lease[-1:])
     assert b" 201 " in await connection.ask(lease + CHECK)
     assert b"a.test/page" in await connection.answer()
@@ -311,15 +316,13 @@ async def test_no_lease_is_granted_inline_beyond_the_limit_or_while_draining(
 
 
 async def test_an_inline_response_is_counted_and_logged(two_servers: Any) -> None:
-    both = await two_servers(log_decisions="all", log_format="json")
-    lines: list[str] = []
-    both.service.log._write_page = lines.extend
+    both = await two_servers()
+    log = LogOf(both.service)
     for usual in (False, True):
         connection = await both.connect(usual=usual)
         await connection.ask(CHECK)
         await connection.ask(post("/v1/leases", {"url": "http://a.test/1"}))
-    write_log(both.service.log)
-    told = [json.loads(line) for line in lines]
+    told = log.lines()
 
     assert both.service.metrics.requests == {
         ("/v1/check", "GET", 200): 2,
@@ -332,22 +335,20 @@ async def test_an_inline_response_is_counted_and_logged(two_servers: Any) -> Non
 
 @pytest.mark.parametrize("log", ["all", "refused"])
 async def test_a_batch_is_answered_in_its_order_and_logged(two_servers: Any, log: str) -> None:
-    both = await two_servers(log_decisions=log, log_format="json")
-    lines: list[str] = []
-    both.service.log._write_page = lines.extend
+    both = await two_servers()
+    kept = LogOf(both.service, log)
     connection = await both.connect()
     paths = ["page", "private/%20", "../private", "robots.txt", "private", "é", "b/"]
     urls = [*(f"http://a.test/{path}" for path in paths), "nonsense", "http://b.test/"]
     answer = await connection.ask(post("/v1/check", {"urls": urls}))
     told = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=Decisions).decisions
-    write_log(both.service.log)
-    logged = {one["id"]: one["url"] for one in map(json.loads, lines)}
+    logged = {one["id"]: one["url"] for one in kept.lines()}
 
     assert [one.url for one in told] == urls
     assert [bool(one) for one in told] == [True, False, False, True, False, True, True, False, True]
     wanted = [one for one in told if log == "all" or not one]
     assert logged == {one.id: one.url for one in wanted}
-    assert len(logged) == len(lines) == len(wanted)
+    assert len(logged) == len(kept.lines()) == len(wanted)
 
 
 async def test_a_short_batch_is_answered_at_once_and_a_long_one_in_pieces(two_servers: Any) -> None:

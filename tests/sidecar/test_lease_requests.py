@@ -251,7 +251,7 @@ async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that sends thousands of requests must block neither other clients nor the loop."""
-    monkeypatch.setattr(sidecar_service, "_MAX_PER_ITERATION", 7)
+    monkeypatch.setattr(sidecar_service, "MAX_PER_ITERATION", 7)
     running = await serve()
     begun: Counter[int] = Counter()
     iteration = itertools.count()

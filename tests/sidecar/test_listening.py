@@ -136,7 +136,7 @@ def test_an_activated_socket_that_cannot_accept_is_refused(
         number = socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach()
     else:
         number = os.open(tmp_path / "file", os.O_RDONLY | os.O_CREAT)
-    monkeypatch.setattr(listening, "_FIRST_FD", number)
+    monkeypatch.setattr(listening, "FIRST_FD", number)
     if kind == "closed":
         os.close(number)
     environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}

@@ -23,6 +23,7 @@ from gatekeeper.config import Config, GroupRule, GuardConfig, HostRule
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.sidecar.reload import LIVE_TABLES, RESTART, Reloaded, needs_restart, reload
 from tests.internet import FakeInternet
+from tests.pacing_support import scope_of
 from tests.waiting_support import until
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
@@ -265,9 +266,8 @@ async def test_the_search_for_stale_values_finds_nested_ones(service: Any) -> No
     hidden.kept = {"deep": [partial(max, MARK)]}
     service.somewhere = lambda: hidden
     assert any(found == MARK for _, found in reachable(service))
-    assert any(
-        found is service.gate.parts.scheduler._engine.pacing for _, found in reachable(service)
-    )
+    nested = service.gate.parts.scheduler.holdups
+    assert any(found is nested for _, found in reachable(service))
 
 
 # -- behaviour: a few of each kind, as a client sees them
@@ -328,7 +328,7 @@ async def test_another_default_interval_holds_for_hosts_in_memory(service: Any) 
         shown = [one.seconds for one in await gate.why("a.test") if one.kind == "interval"]
         assert shown == [seconds]
         await gate.block("a.test", 0)
-        gate.parts.scheduler._memory.host("a.test").interval = 0.0  # no wait between the rounds
+        scope_of(gate.parts.scheduler, "a.test").interval = 0.0  # no wait between the rounds
 
 
 async def test_a_higher_max_in_flight_grants_leases_to_those_who_wait(

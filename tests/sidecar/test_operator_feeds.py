@@ -83,7 +83,7 @@ def test_totals_of_a_host_go_over_its_origins() -> None:
 
 
 def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.pages.recent_decisions._HOSTS", 10)
+    monkeypatch.setattr("gatekeeper.sidecar.pages.recent_decisions.HOSTS", 10)
     feed = DecisionFeed(VirtualClock())
     for number in range(1000):
         feed.count_of("https://often.test").add(Verdict.ALLOW)
@@ -372,14 +372,14 @@ async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(
     for n in range(20):
         await service.get(f"/v1/check?url=http://a.test/{n}")
     await service.post("/v1/leases", {"url": "http://a.test/", "wait": 1})
-    series._sample()
+    series.sample()
     _, body = await service.get("/v1/series")
     assert body["step"] == 10.0
     assert body["values"]["allow"] == [pytest.approx(2.0, abs=0.3)]
     assert (body["values"]["robots_ok"], body["values"]["leases"]) == ([1.0], [1.0])
     assert body["values"]["wait_p50"][0] is not None
     for _ in range(POINTS + 5):
-        series._sample()
+        series.sample()
     _, body = await service.get("/v1/series")
     assert {len(one) for one in (body["times"], *body["values"].values())} == {POINTS}
     assert body["values"]["wait_p50"][-1] is None

@@ -29,7 +29,7 @@ from gatekeeper.sidecar.pages.shell import (
 )
 from gatekeeper.sidecar.pages.status_pages import overview_page
 from gatekeeper.sidecar.routes.operators import overview_of
-from gatekeeper.sidecar.routes.pages import _safe_path
+from gatekeeper.sidecar.routes.pages import safe_path
 from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
@@ -289,7 +289,7 @@ async def test_behind_a_proxy_with_tls_the_cookie_goes_over_tls_alone(
 async def test_a_stream_ends_with_its_token(
     internet: FakeInternet, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.routes.operators._RECHECK", 0.0)
+    monkeypatch.setattr("gatekeeper.sidecar.routes.operators.RECHECK", 0.0)
     async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
         headers = {"Authorization": "Bearer " + "a" * 32}
         if path == "/ui/events":
@@ -318,7 +318,7 @@ async def test_a_stream_ends_when_the_token_of_its_session_is_replaced(
 async def test_a_stream_ends_with_the_cookie_of_its_session(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.routes.operators._RECHECK", 0.0)
+    monkeypatch.setattr("gatekeeper.sidecar.routes.operators.RECHECK", 0.0)
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
         shop.service.sessions = Sessions(shop.clock)
         headers = {"Cookie": await sign_in(shop.base, ADMIN)}
@@ -384,7 +384,7 @@ def test_a_session_ends_when_idle_and_after_half_a_day() -> None:
     ],
 )
 def test_signing_in_redirects_only_to_the_sidecars_own_pages(wanted: str, where: str) -> None:
-    assert _safe_path(wanted) == where
+    assert safe_path(wanted) == where
 
 
 # --- forms ------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name[1:])
-        await process._reload_and_notify(service)
+        await process.reload_and_notify(service)
 
         assert manager.recv(100).startswith(b"RELOADING=1")
         assert manager.recv(100) == b"READY=1"

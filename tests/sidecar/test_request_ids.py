@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
 from typing import Any
 
 import pytest
 
-from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet
-from tests.sidecar.decision_log_support import write_log
+from tests.sidecar.decision_log_support import LogOf
 
 
 @pytest.fixture
 async def service(serve: Any, internet: FakeInternet) -> Any:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/", "home")
-    service = await serve()
-    server = ServerConfig(log_decisions="all", log_format="json")
-    service.service.log = DecisionLog(server, service.service.clock, stream=io.StringIO())
-    return service
-
-
-def logged(service: Any) -> list[str]:
-    log = service.service.log
-    write_log(log)
-    return [json.loads(line)["request"] for line in log._stream.getvalue().splitlines()]
+    return await serve()
 
 
 async def test_each_question_has_an_id_that_its_line_in_the_log_tells(service: Any) -> None:
-    ids = []
+    ids, log = [], LogOf(service.service)
     for path in ("/", "/", "/private", "/private"):  # cold, then answered inline
         asked = {"url": f"http://a.test{path}"}
         async with service.session.get(service.base + "/v1/check", params=asked) as response:
             ids.append(response.headers["X-Request-Id"])
 
     assert len(set(ids)) == 4
-    assert logged(service) == ids
+    assert [line["request"] for line in log.lines()] == ids
 
 
 async def test_a_lease_its_report_and_its_return_have_an_id(service: Any) -> None:

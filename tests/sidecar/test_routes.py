@@ -359,7 +359,7 @@ async def test_a_blocked_host_waits_for_its_moment(serve: Any, site: Any) -> Non
 async def test_a_refresh_that_cannot_begin_says_so(
     serve: Any, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_MAX_BACKGROUND", 0)
+    monkeypatch.setattr(service_module, "MAX_BACKGROUND", 0)
     service = await serve()
     status, problem = await service.post("/v1/hosts/a.test/refresh", {})
     assert (status, problem["title"]) == (503, "Service Unavailable")

@@ -33,7 +33,7 @@ from gatekeeper.sidecar.service import Service
 from gatekeeper.sidecar.workers import Workers
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
-from tests.sidecar.conftest import Sidecar, _collect
+from tests.sidecar.conftest import Sidecar, collect
 from tests.waiting_support import until
 
 OPEN, CLOSED = "User-agent: *\nAllow: /\n", "User-agent: *\nDisallow: /\n"
@@ -326,7 +326,7 @@ async def test_systemd_hands_a_socket_to_a_sidecar_with_workers_and_reloads_it(
         )
         sidecar = Sidecar(process, f"http://127.0.0.1:{listener.getsockname()[1]}", "", None)  # type: ignore[arg-type]
         assert process.stderr is not None
-        reader = asyncio.create_task(_collect(process.stderr, sidecar))
+        reader = asyncio.create_task(collect(process.stderr, sidecar))
         try:
             assert await told() == "READY=1"
             for number in (1, 2):
@@ -409,7 +409,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
     for name, seconds in (
         ("_CHECK_SECONDS", 0.05),
         ("_LATE_SECONDS", 0.3),
-        ("_SYNC_SECONDS", 600.0),
+        ("SYNC_SECONDS", 600.0),
         ("_RESTART_SECONDS", 0.0),
     ):
         monkeypatch.setattr(workers_module, name, seconds)
@@ -439,27 +439,26 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         await acceptor.start()
         stack.push_async_callback(acceptor.stop)
         await stack.enter_async_context(asyncio.timeout(60))
-        await workers._until(lambda: len(workers._accepting()) == 2)
+        await until(lambda: len(workers.accepting()) == 2)
 
         held = [await stack.enter_async_context(connection(base)) for _ in range(8)]
         for _ in range(3):  # answered by the owner first, then by a worker
             for ask in held:
                 assert (await ask(query))[0] == 200
-        hung = next(iter(workers._workers.values())).process.pid
+        hung = workers.accepting()[0].process.pid
         os.kill(hung, signal.SIGSTOP)
-        await until(lambda: len(workers._accepting()) != 2)
+        await until(lambda: len(workers.accepting()) != 2)
         for _ in range(4):  # no new connection waits for the worker that hangs
             async with connection(base) as ask:
                 assert (await ask(query))[0] == 200
-        assert hung in [one.process.pid for one in workers._workers.values()]
+        assert Path(f"/proc/{hung}").exists()
 
-        monkeypatch.setattr(workers_module, "_SYNC_SECONDS", 0.5)
+        monkeypatch.setattr(workers_module, "SYNC_SECONDS", 0.5)
         await workers.settle()  # the worker is killed, and its connections break
         for ask in held:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 assert (await ask(query))[0] == 200
-        await until(lambda: hung not in [one.process.pid for one in workers._workers.values()])
-        assert not Path(f"/proc/{hung}").exists()
+        await until(lambda: not Path(f"/proc/{hung}").exists())
         assert workers.restarts >= 1
 
 

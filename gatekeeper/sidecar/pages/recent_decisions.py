@@ -33,7 +33,7 @@ _RING: Final = 4096
 """Single decisions to keep."""
 _BATCHES: Final = 8
 """Batches to keep, of up to a thousand decisions each."""
-_HOSTS: Final = 50_000
+HOSTS: Final = 50_000
 """Hosts whose totals and last statuses are kept at least; twice as many at most."""
 
 
@@ -136,7 +136,7 @@ class DecisionFeed:
         self._batches: deque[tuple[int, BatchNote]] = deque(maxlen=batches)
         """Each with the number of its first decision."""
         self._statuses: dict[str, tuple[int, float]] = {}
-        self._hosts: LRUCache[str, Counts] = LRUCache(2 * _HOSTS)
+        self._hosts: LRUCache[str, Counts] = LRUCache(2 * HOSTS)
         self._origins: dict[str, Counts] = {}
         """The totals of the hosts by origin, so that the origin need not be parsed."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
@@ -158,7 +158,7 @@ class DecisionFeed:
         """Return the totals of the host of an origin, to be updated by the caller."""
         counts = self._origins.get(origin)
         if counts is None:
-            if len(self._origins) >= _HOSTS:
+            if len(self._origins) >= HOSTS:
                 self._origins.clear()  # so that the busy hosts are looked up, and stay
             host = host_of(origin)
             counts = self._hosts.get(host)
@@ -181,7 +181,7 @@ class DecisionFeed:
 
     def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
-        make_room(self._statuses, 2 * _HOSTS)
+        make_room(self._statuses, 2 * HOSTS)
         self._statuses[host] = (status, self._wall())
 
     # --- between processes --------------------------------------------------------------
@@ -322,7 +322,7 @@ class Series:
         self._on_sample = on_sample
         self._points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
         """The wall time in seconds and the values of each sample."""
-        self._timer = SingleTimer(clock, self._sample)
+        self._timer = SingleTimer(clock, self.sample)
         self._due = 0.0
         self._before: Mapping[str, float] = {}
         self._waits: list[int] = []
@@ -348,7 +348,8 @@ class Series:
         """Return the values of the latest sample; all None before the first."""
         return self._points[-1][1] if self._points else dict.fromkeys(NAMES)
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Add a point now, as every ten seconds."""
         self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
         self._timer.set(self._due)
         totals, waits = self._totals(), self._queue_wait.counts()

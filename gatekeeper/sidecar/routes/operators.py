@@ -36,7 +36,7 @@ _HEARTBEAT: Final = 10.0
 """Seconds without an event after which a stream sends a heartbeat."""
 RETRY: Final = 2.0
 """Seconds after which a browser reconnects to a stream that broke off."""
-_RECHECK: Final = 10.0
+RECHECK: Final = 10.0
 """Seconds after which a stream checks again that its client is permitted: a session may end."""
 _NEARLY_OVER: Final = 0.1
 """Share of its time that a lease has left when it is nearly over."""
@@ -237,10 +237,10 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
             return response
         await response.write(stream.opening())
         call.goodbye = _GOODBYE
-        look_again = service.clock.monotonic() + _RECHECK
+        look_again = service.clock.monotonic() + RECHECK
         while service.phase == "serving" and call.refused is None:
             if (now := service.clock.monotonic()) >= look_again:
-                look_again = now + _RECHECK
+                look_again = now + RECHECK
                 if not call.permitted():
                     break
             transport = request.transport

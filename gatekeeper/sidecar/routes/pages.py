@@ -187,7 +187,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     wanted = fields.get("next", "")
     if token is None:
         return _respond(service, call, _sign_in(wanted, "Unknown token."), None)
-    response = web.Response(status=303, headers={**HEADERS, "Location": _safe_path(wanted)})
+    response = web.Response(status=303, headers={**HEADERS, "Location": safe_path(wanted)})
     # If a proxy terminates TLS, the browser's Origin shows it.
     origin = call.request.headers.get("Origin", "")
     secure = call.request.secure or origin.lower().startswith("https://")
@@ -195,7 +195,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     return response
 
 
-def _safe_path(wanted: str) -> str:
+def safe_path(wanted: str) -> str:
     """Return the wanted path relative to `/ui/`, or `./` if it leads anywhere else."""
     path = wanted.partition("?")[0]
     plain = unquote(path)
