@@ -22,7 +22,9 @@ from aiohttp.client_proto import ResponseHandler
 from aioresponses import aioresponses as Mocked
 from hypothesis import HealthCheck, settings
 
+from gatekeeper import urls
 from gatekeeper.clock import VirtualClock
+from gatekeeper.gate import decider
 from tests.effort import LONG
 from tests.internet.fixtures import internet, virtual_internet
 
@@ -225,3 +227,23 @@ def dials(clock: VirtualClock) -> Iterator[Any]:
 
     with Dials.caught(clock) as dials:
         yield dials
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions that read a URL raise an unexpected error if it contains %62oom."""
+
+    def failing(read: Any) -> Any:
+        def fails(text: str) -> Any:
+            if "%62oom" in text:
+                raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
+            return read(text)
+
+        return fails
+
+    for module, name in (
+        (urls, "split_ordinary"),
+        (urls, "is_sent_as_written"),
+        (decider, "is_sent_as_written"),
+    ):
+        monkeypatch.setattr(module, name, failing(getattr(module, name)))

@@ -114,14 +114,14 @@ async def test_a_session_without_a_descriptor_says_nothing_about_the_host(
     internet.site("a.test").robots("")
     config = Config.from_dict(program.LOOSE)
 
-    refused, open_socket = False, GuardedConnector._open_socket
+    refused, open_socket = False, GuardedConnector.open_socket
 
     def fail(connector: GuardedConnector, info: Any) -> socket.socket:
         if refused:
             raise cause
         return open_socket(connector, info)
 
-    monkeypatch.setattr(GuardedConnector, "_open_socket", fail)
+    monkeypatch.setattr(GuardedConnector, "open_socket", fail)
     agent, resolver = "examplebot/1.0", internet.resolver
     async with polite_session(agent, config=config, resolver=resolver) as session:
         gate = session_gate(session)

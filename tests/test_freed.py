@@ -291,7 +291,7 @@ async def forget(world: World) -> None:
         seen.requests.clear()
     net.connections.clear()
     net.resolver.queries.clear()
-    inline._fields.cache_clear()  # of heads that clients sent, bounded
+    inline.read_fields.cache_clear()  # of heads that clients sent, bounded
     loop = asyncio.get_running_loop()
     for _ in range(1_000):  # a loop drops its cancelled timers when they are many
         loop.call_later(3_600, int).cancel()

@@ -44,7 +44,7 @@ def reserved_room_only() -> Iterator[None]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "_preallocate", refuse)
+        patch.setattr(journal, "preallocate", refuse)
         patch.setattr(journal, "RESERVED_OCTETS", 131_072)
         yield
 

@@ -265,11 +265,11 @@ class GuardedConnector(DialConnector):
         super().__init__(
             max_idle=descriptors.idle_limit(max_idle),
             resolver=self._guarded_resolver,
-            socket_factory=self._open_socket,
+            socket_factory=self.open_socket,
             **options,
         )
 
-    def _open_socket(self, info: AddrInfoType) -> socket.socket:
+    def open_socket(self, info: AddrInfoType) -> socket.socket:
         """Judge the address at the moment of dialling. Raises AddressRefused.
 
         aiohttp calls it for every attempt: literals, names, redirects, happy eyeballs. The

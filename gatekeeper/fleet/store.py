@@ -89,7 +89,7 @@ class Store:
         self._url, self._parts = url, _split_url(url, self.where)
         parts = self._parts
         self._sentinel = parts.scheme.endswith("+sentinel")
-        self._connect_deadline = CALL_DEADLINE
+        self.connect_deadline: float = CALL_DEADLINE
         # A call repeated on a new connection might reach a store with other contents.
         once = Retry(NoBackoff(), 0)
         common: dict[str, Any] = {
@@ -209,7 +209,7 @@ class Store:
             "socket_timeout": SENTINEL_DEADLINE,
             "socket_connect_timeout": SENTINEL_DEADLINE,
         }
-        self._connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
+        self.connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
         kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
         for one in sentinels.sentinels:  # `Redis` itself does not take the option
@@ -229,7 +229,7 @@ class Store:
         """Set the deadline of a call, and convert its errors to LedgerLost."""
         try:
             async with asyncio.timeout(
-                self._connect_deadline if self._connecting else CALL_DEADLINE
+                self.connect_deadline if self._connecting else CALL_DEADLINE
             ):
                 yield
         except self._errors as error:

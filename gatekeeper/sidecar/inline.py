@@ -58,7 +58,7 @@ def read(data: bytes, max_line: int) -> Request | None:
     line, size = _REQUEST_LINE(data, 0, start), end - start
     if line is None or start > max_line or size < 0 or size > max_line or size > _MAX_FIELDS:
         raise NotPlainError
-    known, body = _fields(data[start:end]), data[end + 4 :]
+    known, body = read_fields(data[start:end]), data[end + 4 :]
     if known is None or (missing := known[1] - len(body)) < 0:
         raise NotPlainError
     method, target = line.groups()
@@ -66,7 +66,7 @@ def read(data: bytes, max_line: int) -> Request | None:
 
 
 @functools.lru_cache(maxsize=512)
-def _fields(lines: bytes) -> tuple[Mapping[str, str], int] | None:
+def read_fields(lines: bytes) -> tuple[Mapping[str, str], int] | None:
     """Return the header that aiohttp parses from field lines, and the length of the body.
 
     Clients send the same lines again and again: parsing them is a third of the cost of a check.

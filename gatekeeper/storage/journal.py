@@ -115,7 +115,7 @@ class Journal:
         try:
             if os.write(fd, HEADER) != len(HEADER):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ahead = _preallocate(fd, 0)
+            ahead = preallocate(fd, 0)
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ class Journal:
         end = self.size + len(frame)
         if end > self._allocated_end - RESERVED_OCTETS:
             try:
-                self._allocated_end = _preallocate(self._fd, self._allocated_end)
+                self._allocated_end = preallocate(self._fd, self._allocated_end)
             except OSError:
                 if not use_reserved or end > self._allocated_end:
                     raise
@@ -243,7 +243,7 @@ def _write_at(fd: int, data: bytes, offset: int) -> int:
     return os.write(fd, data)
 
 
-def _preallocate(fd: int, ahead: float) -> float:
+def preallocate(fd: int, ahead: float) -> float:
     """Preallocate the next piece after an offset and return its end, or inf if the file system
     can't preallocate. Raises OSError if the disk is full."""
     if not hasattr(os, "posix_fallocate"):

@@ -227,7 +227,7 @@ async def test_no_lease_stays_with_the_sidecar_whenever_its_client_is_cancelled(
         if isinstance(lease, RemoteLease):
             lease.give_back()
             answered += 1
-        await until(lambda: not len(leases) and not gate._outbox and not gate._tasks)
+        await until(lambda: not len(leases) and not gate.stats().untold and not gate._tasks)
         if answered == 3:
             break
     assert answered == 3, "no cancellation was late enough"
@@ -439,7 +439,7 @@ async def test_a_child_of_a_task_that_holds_the_host_is_refused_after_own_wait(
     await world.clock.elapse(60.0, turns=60)
     await task
     assert took == [pytest.approx(30.0, abs=0.5)]
-    assert len(gate._leases.waits) == 0
+    assert len(gate.waits) == 0
 
 
 async def test_a_lease_of_one_gate_does_not_refuse_a_lease_of_another_gate(world: World) -> None:

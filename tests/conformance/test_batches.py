@@ -7,8 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import InvalidURL, urls
-from gatekeeper.gate import decider
+from gatekeeper import InvalidURL
 from tests.internet import FakeInternet
 
 ODD = [
@@ -32,32 +31,6 @@ def world(internet: FakeInternet) -> FakeInternet:
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
     internet.site("b.test").robots("")
     return internet
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL parser that raises an unexpected error."""
-    read, ordinary, as_written = urls._parse_with_yarl, urls.split_ordinary, urls.is_sent_as_written
-
-    def fail(raw: str) -> Any:
-        if "%62oom" in raw:
-            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
-        return read(raw)
-
-    def fail_too(raw: str) -> Any:
-        if "%62oom" in raw:
-            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
-        return ordinary(raw)
-
-    def fail_as_well(path: str) -> bool:
-        if "%62oom" in path:
-            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
-        return as_written(path)
-
-    monkeypatch.setattr(urls, "_parse_with_yarl", fail)
-    for module in (urls, decider):
-        monkeypatch.setattr(module, "is_sent_as_written", fail_as_well)
-    monkeypatch.setattr(urls, "split_ordinary", fail_too)
 
 
 async def test_text_that_is_no_url_is_denied_among_the_others(

@@ -39,13 +39,13 @@ class Failing:
 
 def without_sockets(monkeypatch: pytest.MonkeyPatch, times: float) -> Failing:
     """Make that many dials fail."""
-    failing = Failing(GuardedConnector._open_socket, times)
+    failing = Failing(GuardedConnector.open_socket, times)
 
     def open_socket(connector: GuardedConnector, info: Any) -> socket.socket:
         found: socket.socket = failing(connector, info)
         return found
 
-    monkeypatch.setattr(GuardedConnector, "_open_socket", open_socket)
+    monkeypatch.setattr(GuardedConnector, "open_socket", open_socket)
     return failing
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import urls
 from tests.crawl.crawling import OPEN, fetch, manifest, stored
 from tests.internet import FakeInternet, Page, Raw, redirect
 
@@ -72,22 +71,6 @@ async def test_a_redirect_with_credentials_is_refused(internet: FakeInternet, fo
     text = (folder / "manifest.jsonl").read_text()
     assert "credentials" in text
     assert "secret" not in text
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL parser that fails with an unexpected error."""
-    read = urls._parse_with_yarl
-
-    def fail(raw: str) -> Any:
-        if "%62oom" in raw:
-            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
-        return read(raw)
-
-    monkeypatch.setattr(urls, "_parse_with_yarl", fail)
-    # Ordinary URLs would be read without the parser.
-    monkeypatch.setattr(urls, "split_ordinary", lambda _: None)
-    monkeypatch.setattr(urls, "_parse_plain", lambda _: None)
 
 
 @pytest.mark.usefixtures("faulty")

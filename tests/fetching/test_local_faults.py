@@ -169,7 +169,7 @@ async def test_a_retry_delay_from_before_a_local_fault_is_restored_after_it() ->
         await it.clock.elapse(100.0)
         await ask(it, 40)
         assert it.directory.stats().local_fault
-        after = it.directory._cache.get(origin(0))
+        after = it.directory.recall(origin(0))
         assert after is not None
         assert after.step == before.step
         assert after.unreachable_since == before.unreachable_since

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
@@ -71,16 +72,23 @@ async def test_a_private_authority_counts_for_robots_txt_and_for_pages(
 
 
 async def test_a_guarded_connector_trusts_the_private_authority_unless_given_a_context(
-    ca_file: str,
+    internet: FakeInternet, ca_file: str
 ) -> None:
-    with_authority = guarded_connector(config(ca_file=ca_file))
-    own = ssl.create_default_context()
-    with_own = guarded_connector(config(ca_file=ca_file), ssl=own)
-    assert isinstance(with_authority._ssl, ssl.SSLContext)
-    assert with_authority._ssl.get_ca_certs(binary_form=True)[-1:] != own.get_ca_certs(True)[-1:]
-    assert with_own._ssl is own
-    await with_authority.close()
-    await with_own.close()
+    internet.site("a.test").page("/page", "text")
+
+    async def got(**options: Any) -> int:
+        connector = guarded_connector(
+            config(ca_file=ca_file), resolver=internet.resolver, **options
+        )
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get(PAGE) as response,
+        ):
+            return response.status
+
+    assert await got() == 200
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await got(ssl=ssl.create_default_context())
 
 
 def test_the_authorities_of_the_system_stay_trusted(ca_file: str) -> None:

@@ -464,7 +464,7 @@ class Scrapy(Rig):
         await self.crawl.call("close_gate")
 
     async def ask(self, name: str, *given: Any) -> Any:
-        await self._tell_names()
+        await self.tell_names()
         return await self.crawl.call("ask", name, *given)
 
     async def stats(self) -> Any:
@@ -475,11 +475,11 @@ class Scrapy(Rig):
         return 0 if found is None else int(found.pacing.in_flight)
 
     async def get(self, url: str, **headers: str) -> Answer:
-        await self._tell_names()
+        await self.tell_names()
         return Answer(*await self.crawl.call(self.way, url, named(headers), {}))
 
     async def begin(self, url: str) -> Any:
-        await self._tell_names()
+        await self.tell_names()
         await self.crawl.call("begin", self.way, url, {"download_timeout": 0.5})
 
     async def finish(self, response: Any) -> None:
@@ -487,11 +487,11 @@ class Scrapy(Rig):
 
     async def drop(self, url: str) -> None:
         """Have a signal handler stop the download after the head."""
-        await self._tell_names()
+        await self.tell_names()
         with contextlib.suppress(WorkerFailed):
             await self.crawl.call(self.way, url, {}, {"stop": True})
 
-    async def _tell_names(self) -> None:
+    async def tell_names(self) -> None:
         errors = {Fail.NXDOMAIN: socket.EAI_NONAME, Fail.SERVFAIL: socket.EAI_AGAIN}
         names: dict[str, Any] = {}
         ports = {}
@@ -512,7 +512,7 @@ class ScrapyDownloads(Scrapy):
     cancels = closes_gate = True
 
     async def get_beside(self, url: str) -> Answer:
-        await self._tell_names()
+        await self.tell_names()
         return Answer(*await self.crawl.call("get", url, {}, {}))
 
 

@@ -497,7 +497,7 @@ async def test_a_retried_request_takes_another_lease(internet: FakeInternet) -> 
     rig = Rig(internet, settings(), None)
     await rig.start()
     try:
-        await rig._tell_names()
+        await rig.tell_names()
         assert await rig.crawl.call("twice", "http://a.test/") == (200, "hello")
     finally:
         await rig.stop()
@@ -513,7 +513,7 @@ async def test_a_response_cut_off_by_scrapy_is_no_failure_of_its_host(
     rig = Rig(internet, settings(), None)
     await rig.start()
     try:
-        await rig._tell_names()
+        await rig.tell_names()
         said = {}
         for url in ("http://a.test/large", "http://b.test/"):
             for _ in range(3):
@@ -622,7 +622,7 @@ def test_requests_that_need_no_lease_survive_a_restart(tmp_path: Path) -> None:
     assert len(first) == 2
     first._kept.close()  # type: ignore[union-attr] # as kill -9 does
     second = _DirectRequests(tmp_path / "direct")
-    assert [entry[2] for entry in second._waiting] == ["data:,1", "data:,2", "data:,3"]
+    assert len(second) == 3
     again = second.pop()
     assert again is not None
     assert again.data == b"request 1"
@@ -630,7 +630,8 @@ def test_requests_that_need_no_lease_survive_a_restart(tmp_path: Path) -> None:
     second.put("data:,4", b"request 4")
     second.close()  # requests in flight are done
     third = _DirectRequests(tmp_path / "direct")
-    assert [entry[2] for entry in third._waiting] == ["data:,2", "data:,3", "data:,4"]
+    left = [third.pop() for _ in range(len(third))]
+    assert [one and one.data for one in left] == [b"request 2", b"request 3", b"request 4"]
     third.close()
 
 

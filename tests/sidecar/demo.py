@@ -146,7 +146,7 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
     series = service.operators.series
     for n in range(360):
         series.sample()
-        _, seen = series._points.pop()
+        _, seen = series.points.pop()
         wave = 1 + 0.5 * rng.random() + (0.8 if 120 < n < 200 else 0)
         for key, size in (("allow", 40), ("deny", 9), ("defer", 2)):
             seen[key] = size * wave * rng.uniform(0.85, 1.15)
@@ -154,7 +154,7 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
         seen["wait_p95"] = 1.9 * wave * rng.uniform(0.7, 1.3)
         seen["robots_ok"] = float(rng.randrange(3, 9))
         seen["robots_failed"] = float(rng.random() < 0.1)
-        series._points.append((service.clock.wall() - 3600 + n * 10, seen))
+        series.points.append((service.clock.wall() - 3600 + n * 10, seen))
 
 
 def waiter(demo: Demo, path: str = "products/2", wait: float = 60) -> asyncio.Task[int]:

@@ -198,10 +198,10 @@ async def test_lines_beyond_the_limit_are_not_read(data: bytes) -> None:
 async def test_without_the_parser_of_aiohttp_no_request_is_read_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inline._fields.cache_clear()
+    inline.read_fields.cache_clear()
     monkeypatch.delattr(aiohttp.http, "HttpRequestParser")
     with pytest.raises(NotPlainError):
         read(PLAIN, MAX_LINE)
     monkeypatch.undo()
-    inline._fields.cache_clear()
+    inline.read_fields.cache_clear()
     assert isinstance(read(PLAIN, MAX_LINE), Request)

@@ -87,7 +87,8 @@ async def test_t17_a_reload_that_removes_a_token_refuses_its_waiting_check(
             for one in (FIRST, OTHER)
         )
         await hold.waiting.acquire()
-        await until(lambda: len(service.service._answers) == 2)
+        samples = service.service.clients.samples
+        await until(lambda: samples()["gatekeeper_requests_under_way"] == 2)
         put(service, OTHER)
         assert (await first)[0] == 401
         hold.release()

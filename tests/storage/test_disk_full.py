@@ -266,7 +266,7 @@ async def test_a_start_where_no_journal_can_begin_waits_for_room(
     async with SqliteStorage(path) as storage:
         storage.promise(promised("before.example"))
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_preallocate", broken(errno.ENOSPC))
+        patch.setattr(journal, "preallocate", broken(errno.ENOSPC))
         storage = SqliteStorage(path, config=config)
         await storage.open()
         assert ("No space" in (storage.failing or "")) is refuses

@@ -320,7 +320,7 @@ class Series:
         self._queue_wait = queue_wait
         self._clock = clock
         self._on_sample = on_sample
-        self._points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
+        self.points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
         """The wall time in seconds and the values of each sample."""
         self._timer = SingleTimer(clock, self.sample)
         self._due = 0.0
@@ -340,13 +340,13 @@ class Series:
 
     def body(self) -> SeriesBody:
         """Return all samples."""
-        points = self._points
+        points = self.points
         values = {name: [sample[name] for _, sample in points] for name in NAMES}
         return SeriesBody(STEP, [at for at, _ in points], values)
 
     def rates(self) -> dict[str, float | None]:
         """Return the values of the latest sample; all None before the first."""
-        return self._points[-1][1] if self._points else dict.fromkeys(NAMES)
+        return self.points[-1][1] if self.points else dict.fromkeys(NAMES)
 
     def sample(self) -> None:
         """Add a point now, as every ten seconds."""
@@ -363,7 +363,7 @@ class Series:
             values[name] = None if isnan(seconds) else seconds
         values["waiting"] = float(len(self._leases.waiters))
         values["leases"] = float(len(self._leases))
-        self._points.append((self._clock.wall(), values))
+        self.points.append((self._clock.wall(), values))
         self._before, self._waits = totals, waits
         self._on_sample()
 
