@@ -337,7 +337,7 @@ async def _serve_gate(count: int) -> None:
             await _until_closed(sock.getsockname()[1], origins, [os.getpid()])
         else:
             async with workers.serving(server):
-                ready = workers._accepting
+                ready = workers.accepting
                 await workers._until(lambda: len(ready()) == count)
                 pids = [one.process.pid for one in ready()]
                 await Acceptor(sock, workers.dispatch, backlog=128).start()
