@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import SystemClock, Timer, VirtualClock
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.storage.base import ClockRecord
@@ -64,6 +65,22 @@ def scope_of(scheduler: Scheduler, host: str) -> Scope:
 def stall(clock: VirtualClock, seconds: float) -> None:
     """Time passes and no timer is called, as in a process that was stopped."""
     clock._now += seconds
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock plus `by` seconds."""
+
+    def __init__(self) -> None:
+        self.by = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return SystemClock.monotonic() + self.by
+
+    def wall(self) -> float:  # type: ignore[override]
+        return SystemClock.wall() + self.by
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return super().call_at(when - self.by, callback, *args)
 
 
 def is_paused(scheduler: Scheduler, host: str) -> bool:

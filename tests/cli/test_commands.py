@@ -17,7 +17,7 @@ import pytest
 
 from gatekeeper.cli import COMMANDS, main
 from gatekeeper.terminal import json_text, log_to_stderr
-from tests.internet import FakeInternet, Page
+from tests.internet import FakeInternet, Page, free_port
 
 ROBOTS = "User-agent: *\nDisallow: /private\nCrawl-delay: 7\n"
 
@@ -234,10 +234,8 @@ async def test_lint_of_a_page_names_the_file_that_was_read(
     assert json.loads(capsys.readouterr().out)["source"] == f"{site}/robots.txt"
 
 
-async def test_lint_of_a_host_that_is_down_says_so(
-    free_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await command("lint", f"http://127.0.0.1:{free_port}/robots.txt") == 2
+async def test_lint_of_a_host_that_is_down_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await command("lint", f"http://127.0.0.1:{free_port()}/robots.txt") == 2
     assert "can't be fetched (connect_failed)" in capsys.readouterr().err
 
 
@@ -332,11 +330,10 @@ def test_healthcheck_without_a_listening_service_exits_1(
     assert "no answer from unix:/nowhere.sock" in capsys.readouterr().out
 
 
-def test_healthcheck_names_the_address_that_it_asked(
-    free_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["healthcheck", "--host", "0.0.0.0", "--port", str(free_port)]) == 1
-    assert f"no answer from http://127.0.0.1:{free_port} (" in capsys.readouterr().out
+def test_healthcheck_names_the_address_that_it_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert main(["healthcheck", "--host", "0.0.0.0", "--port", str(port)]) == 1
+    assert f"no answer from http://127.0.0.1:{port} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import FleetConfig
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet import redis_ledger as ledger_module
@@ -16,6 +15,7 @@ from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.store import Store
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import real_time
+from tests.pacing_support import ShiftedClock
 from tests.waiting_support import until
 
 SHIFTED = """(function()
@@ -23,21 +23,6 @@ SHIFTED = """(function()
   local by = tonumber(redis.call('GET', '{shift}') or '0')
   return {0, t[1] * 1000000 + t[2] + by}
 end)()"""
-
-
-class ShiftedClock(SystemClock):
-    """The machine's clock plus an offset."""
-
-    __slots__ = ("by",)
-
-    def __init__(self) -> None:
-        self.by = 0.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return SystemClock.monotonic() + self.by
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        return super().call_at(when - self.by, callback, *args)
 
 
 class FleetTime:

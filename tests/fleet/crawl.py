@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.fleet.proxy import Proxy
+from tests.fleet.proxy import How, Proxy
 from tests.fleet.server import QUICK, Server
 from tests.internet import free_port
 
@@ -340,22 +340,6 @@ async def _kill_store(fleet: Fleet, away: float = 1.0, *, proxied: bool = False)
             await wire.open()
 
 
-async def _kill_store_for_a_moment(fleet: Fleet) -> None:
-    await _kill_store(fleet, 0.0)
-
-
-async def _kill_store_for_long(fleet: Fleet) -> None:
-    await _kill_store(fleet, 8.0)
-
-
-async def _kill_store_behind_a_proxy(fleet: Fleet) -> None:
-    await _kill_store(fleet, 8.0, proxied=True)
-
-
-async def _kill_store_for_longer(fleet: Fleet) -> None:
-    await _kill_store(fleet, 30.0)
-
-
 async def _kill_store_with_file(fleet: Fleet) -> None:
     store = fleet.store
     store.ask("CONFIG", "SET", "appendonly", "yes")
@@ -408,18 +392,11 @@ async def _drop_half(fleet: Fleet) -> None:
     fleet.sites.silenced.append((begun, time.monotonic(), fleet.hold))
 
 
-async def _delay(fleet: Fleet) -> None:
+async def _bend(fleet: Fleet, how: How, seconds: float) -> None:
+    """Treat all data in that way for some seconds."""
     for wire in fleet.wires:
-        wire.how = "delay"
-    await asyncio.sleep(4.0)
-    for wire in fleet.wires:
-        wire.how = "pass"
-
-
-async def _half_close(fleet: Fleet) -> None:
-    for wire in fleet.wires:
-        wire.how = "half-close"
-    await asyncio.sleep(2.0)
+        wire.how = how
+    await asyncio.sleep(seconds)
     for wire in fleet.wires:
         wire.how = "pass"
 
@@ -437,17 +414,17 @@ _KINDS = {
     "FLUSHALL, then a new member": _flushall_and_newcomer,
     "SCRIPT FLUSH": _script_flush,
     "kill -9 of the store, no file": _kill_store,
-    "kill -9 of the store, back at once": _kill_store_for_a_moment,
-    "kill -9 of the store, 8 s away": _kill_store_for_long,
-    "kill -9 of the store, 8 s away, behind a proxy": _kill_store_behind_a_proxy,
-    "kill -9 of the store, 30 s away": _kill_store_for_longer,
+    "kill -9 of the store, back at once": partial(_kill_store, away=0.0),
+    "kill -9 of the store, 8 s away": partial(_kill_store, away=8.0),
+    "kill -9 of the store, 8 s away, behind a proxy": partial(_kill_store, away=8.0, proxied=True),
+    "kill -9 of the store, 30 s away": partial(_kill_store, away=30.0),
     "kill -9 of the store, AOF": _kill_store_with_file,
     "a replica promoted": _promote,
     "connections cut": _cut,
     "the wire drops everything for 5 s": _drop,
     "half of the members cut off for 8 s": _drop_half,
-    "the wire delays by 0.2 s": _delay,
-    "the wire half-closes": _half_close,
+    "the wire delays by 0.2 s": partial(_bend, how="delay", seconds=4.0),
+    "the wire half-closes": partial(_bend, how="half-close", seconds=2.0),
 }
 
 _APART = ("nothing", "kill -9 of the store, back at once", "kill -9 of the store, 30 s away")

@@ -28,7 +28,7 @@ from unittest.mock import patch
 import msgspec
 import redis
 
-from gatekeeper.clock import Timer
+from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import Config, FleetConfig, PacingConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
@@ -85,20 +85,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
-class LoopClock:
+class LoopClock(SystemClock):
     """A clock that shows the loop's time."""
+
+    __slots__ = ("loop",)
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
 
-    def monotonic(self) -> float:
+    def monotonic(self) -> float:  # type: ignore[override]
         return self.loop.now
 
-    def wall(self) -> float:
-        return self.loop.now
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    wall = monotonic  # type: ignore[assignment]
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         return self.loop.call_at(when, callback, *args)

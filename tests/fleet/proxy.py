@@ -10,7 +10,7 @@ from typing import Literal
 
 from tests.internet import free_port
 
-__all__ = ["Proxy"]
+__all__ = ["How", "Proxy"]
 
 How = Literal["pass", "drop", "delay", "hold", "half-close", "swallow replies"]
 

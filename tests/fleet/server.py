@@ -10,51 +10,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
+import time
 from pathlib import Path
-from typing import IO
 
 from gatekeeper.fleet.scripts import FORMAT
 from tests.internet import free_port
 
 BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
-
-
-class Output:
-    """The output of a process, line by line."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._lines: list[str] = []
-        self._ended = False
-        self._more = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._stream:
-            with self._more:
-                self._lines.append(line.decode(errors="replace"))
-                self._more.notify_all()
-        with self._more:
-            self._ended = True
-            self._more.notify_all()
-
-    def wait_for(self, text: str, seconds: float = 60.0) -> None:
-        """Wait for a line that contains the text."""
-
-        def there() -> bool:
-            return self._ended or any(text in line for line in self._lines)
-
-        with self._more:
-            self._more.wait_for(there, seconds)
-            assert any(text in line for line in self._lines), "".join(self._lines)
-
-    def close(self) -> None:
-        """Clean up after the process has ended."""
-        self._reader.join(5.0)  # a child process may still write
-        if not self._reader.is_alive():
-            self._stream.close()
 
 
 class Server:
@@ -66,7 +28,7 @@ class Server:
         self.options = options
         self.socket = self.folder / "s"
         self.process: subprocess.Popen[bytes] | None = None
-        self.output: Output | None = None
+        self.log = self.folder / "log"
 
     def begin_long_ago(self, namespace: str) -> None:
         """Pretend that a fleet's epoch began long ago, so that there is no quarantine."""
@@ -100,23 +62,20 @@ class Server:
 
     def _run(self, *arguments: str) -> None:
         assert BINARY is not None
-        self.process = subprocess.Popen(
-            [BINARY, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert self.process.stdout is not None
-        self.output = Output(self.process.stdout)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [BINARY, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def said(self, text: str) -> None:
         """Wait for a text in the log. If it does not appear, end the server."""
-        assert self.output is not None
-        try:
-            self.output.wait_for(text)
-        except BaseException:
-            self.kill()
-            raise
+        assert self.process is not None
+        end = time.monotonic() + 60.0
+        while text not in (said := self.log.read_text(errors="replace")):
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.kill()
+                raise AssertionError(said)
+            time.sleep(0.002)
 
     def start_sentinel(self, master: int, *lines: str) -> None:
         """Start as a Sentinel, with a quorum of one, of the server on that port, named `store`."""
@@ -145,9 +104,6 @@ class Server:
             self.process.kill()
             self.process.wait()
             self.process = None
-        if self.output is not None:
-            self.output.close()
-            self.output = None
 
     def close(self) -> None:
         self.kill()

@@ -190,18 +190,19 @@ class Httpx(Rig):
     error = "httpx.RequestError"
     gives_up = True
     max_wait = 20.0
+    transport_name, client_name = "PoliteTransport", "AsyncClient"
 
     def open(self) -> None:
         self.httpx = importlib.import_module(self.library)
         module = importlib.import_module(f"gatekeeper.integrations.{self.library}")
-        self.transport = module.PoliteTransport(
+        self.transport = getattr(module, self.transport_name)(
             self.gate,
             resolver=self.internet.resolver,
             verify=self.internet.client_ssl,
             max_wait=self.max_wait,
         )
-        assert self.transport.guarded
-        self.client = self.httpx.AsyncClient(transport=self.transport, follow_redirects=True)
+        client = getattr(self.httpx, self.client_name)
+        self.client = client(transport=self.transport, follow_redirects=True)
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -222,38 +223,36 @@ class Httpx2(Httpx):
     error = "httpx2.RequestError"
 
 
-class SyncHttpx(Rig):
-    library = "httpx"
-    error = "httpx.RequestError"
+class Blocking(Rig):
+    """A client whose calls block, and run in threads."""
+
     cancels = False
     threads = True
     gives_up = True
     max_wait = 20.0
-
-    def open(self) -> None:
-        self.httpx = importlib.import_module(self.library)
-        module = importlib.import_module(f"gatekeeper.integrations.{self.library}")
-        transport = module.SyncPoliteTransport(
-            self.gate,
-            resolver=self.internet.resolver,
-            verify=self.internet.client_ssl,
-            max_wait=self.max_wait,
-        )
-        self.client = self.httpx.Client(transport=transport, follow_redirects=True)
+    client: Any
 
     async def close(self) -> None:
         await asyncio.to_thread(self.client.close)
 
     async def get(self, url: str, **headers: str) -> Answer:
-        response = await asyncio.to_thread(self.client.get, url, headers=named(headers))
+        options = {"headers": named(headers), "timeout": 60}
+        response = await asyncio.to_thread(self.client.get, url, **options)
         return Answer(response.status_code, response.text)
+
+    async def finish(self, response: Any) -> None:
+        await asyncio.to_thread(response.close)
+
+
+class SyncHttpx(Blocking):
+    library = "httpx"
+    error = "httpx.RequestError"
+    transport_name, client_name = "SyncPoliteTransport", "Client"
+    open = Httpx.open
 
     async def begin(self, url: str) -> Any:
         request = self.client.build_request("GET", url)
         return await asyncio.to_thread(self.client.send, request, stream=True)
-
-    async def finish(self, response: Any) -> None:
-        await asyncio.to_thread(response.close)
 
 
 class SyncHttpx2(SyncHttpx):
@@ -261,13 +260,9 @@ class SyncHttpx2(SyncHttpx):
     error = "httpx2.RequestError"
 
 
-class Requests(Rig):
+class Requests(Blocking):
     library = "requests"
     error = "requests.RequestException"
-    cancels = False
-    threads = True
-    gives_up = True
-    max_wait = 20.0
 
     def open(self) -> None:
         import requests
@@ -284,18 +279,11 @@ class Requests(Rig):
             self.client.mount(scheme, adapter)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self.client.close)
+        await super().close()
         self.folder.cleanup()
-
-    async def get(self, url: str, **headers: str) -> Answer:
-        response = await asyncio.to_thread(self.client.get, url, headers=named(headers), timeout=60)
-        return Answer(response.status_code, response.text)
 
     async def begin(self, url: str) -> Any:
         return await asyncio.to_thread(self.client.get, url, stream=True)
-
-    async def finish(self, response: Any) -> None:
-        await asyncio.to_thread(response.close)
 
 
 class ToolFailed(Exception):

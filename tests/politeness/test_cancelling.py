@@ -11,9 +11,9 @@ import pytest
 
 from gatekeeper import Gatekeeper, GateStats, PoliteQueue
 from gatekeeper.clock import VirtualClock
+from gatekeeper.testing import Manners, judge
 from tests.internet import Drip, FakeInternet, Page, redirect
 from tests.politeness.conftest import MakeGate
-from tests.politeness.judge import Manners, judge
 from tests.politeness.world import WALL
 
 MANNERS = Manners(delay=2.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.politeness.judge import Manners, judge
+from gatekeeper.testing import Manners, judge
 
 WALL = 1_790_000_000.0  # 2026-09-21 14:13:20 UTC
 A = "http://a.test"

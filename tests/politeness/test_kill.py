@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
+from gatekeeper.testing import Breach
 from tests.effort import LONG, some_of
 from tests.internet import FakeInternet, Page
-from tests.politeness.judge import Breach
 from tests.politeness.victim import Job
 from tests.politeness.world import WALL, World
 

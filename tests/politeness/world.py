@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gatekeeper import Config
+from gatekeeper.testing import Breach, Manners, Seen, answers, judge
 from tests.internet import Behaviour, Drip, FakeInternet, Page, redirect
-from tests.politeness.judge import Breach, Manners, Seen, answers, judge
 
 __all__ = ["AGENT", "WALL", "World", "config"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +13,13 @@ import aiohttp
 from aiohttp import web
 
 from gatekeeper import Gatekeeper
-from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
+from tests.pacing_support import ShiftedClock
 
 ROBOTS = """# Shop rules, kept by hand
 User-agent: *
@@ -38,22 +37,6 @@ Sitemap: https://shop.test/sitemap.xml
 """
 
 
-class SkippingClock(SystemClock):
-    """The system clock, plus the seconds that were skipped."""
-
-    def __init__(self) -> None:
-        self.skipped = 0.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return time.monotonic() + self.skipped
-
-    def wall(self) -> float:  # type: ignore[override]
-        return time.time() + self.skipped
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        return super().call_at(when - self.skipped, callback, *args)
-
-
 @dataclass
 class Demo:
     """A service that listens in this process."""
@@ -64,7 +47,7 @@ class Demo:
     port: int
     runner: web.ServerRunner
     session: aiohttp.ClientSession
-    clock: SkippingClock
+    clock: ShiftedClock
 
     @property
     def base(self) -> str:
@@ -91,7 +74,7 @@ async def demo(
             server=ServerConfig(log_decisions="none", port=port or 8750),
             storage=StorageConfig(path=storage),
         )
-        clock = SkippingClock()
+        clock = ShiftedClock()
         gate = await stack.enter_async_context(
             Gatekeeper(
                 "demobot/1.0 (+https://demo.test/bot)",
@@ -140,7 +123,7 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
     await gate.check("http://down.test/")
     await gate.block("images.test", service.clock.wall() + 900, "429, Retry-After 900")
     await gate.pause("archive.test")
-    demo.clock.skipped += 2.0  # the crawl-delay since its robots.txt was fetched
+    demo.clock.by += 2.0  # the crawl-delay since its robots.txt was fetched
     await demo.post("/v1/leases", {"url": "http://shop.test/products/1", "wait": 20, "ttl": 600})
     rng = random.Random(4)
     series = service.operators.series

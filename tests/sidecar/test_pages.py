@@ -324,7 +324,7 @@ async def test_a_stream_ends_with_the_cookie_of_its_session(
         headers = {"Cookie": await sign_in(shop.base, ADMIN)}
         async with shop.session.get(shop.base + "/ui/events", headers=headers) as stream:
             assert b"hello" in await stream.content.readuntil(b"\n\n")
-            shop.clock.skipped += MAX_IDLE + 1
+            shop.clock.by += MAX_IDLE + 1
             assert b"event: bye" in await stream.content.read()
 
 
