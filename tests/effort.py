@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeVar
 
-__all__ = ["LONG", "of_many", "processor_time", "some_of"]
-
 T = TypeVar("T")
 
 LONG = os.environ.get("LONG_TESTS", "0") not in ("", "0")

@@ -36,6 +36,21 @@ def settings(**tables: Any) -> Config:
     )
 
 
+async def listen(
+    stack: AsyncExitStack, server: web.Server[Any], socket: Path | None = None, port: int = 0
+) -> int:
+    """Serve in this process, at a unix socket or a port, until the stack is closed; return the
+    port."""
+    runner = web.ServerRunner(server, shutdown_timeout=0.1)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    if socket is not None:
+        await web.UnixSite(runner, str(socket)).start()
+        return 0
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return int(runner.addresses[0][1])
+
+
 class Sidecar:
     """The sidecar's service in this process; it can be restarted at the same address."""
 
@@ -77,14 +92,7 @@ class Sidecar:
         self.service.serve()
         self._stack.push_async_callback(self.service.close)
         server = Server(self._handle, header=16_384, inline=self._at_once)
-        runner = web.ServerRunner(server, shutdown_timeout=0.01)
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        if self.socket:
-            await web.UnixSite(runner, str(self.socket)).start()
-        else:
-            await web.TCPSite(runner, "127.0.0.1", self.port).start()
-            self.port = runner.addresses[0][1]
+        self.port = await listen(self._stack, server, self.socket, self.port)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append((request.method, request.path))

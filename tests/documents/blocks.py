@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["RUNNER", "SITE", "Block", "blocks_of", "documents"]
-
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(
     r"(?:<!-- (?P<note>[^>]*?) -->\n)?^(?P<indent> *)```(?P<kind>[a-z]*)\n(?P<text>.*?)^ *```$",

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -422,10 +421,6 @@ async def _vanish(ledger: RedisLedger) -> None:
     await ledger._store.close()
 
 
-def _same(asked: RobotsInterval) -> RobotsInterval:
-    return asked
-
-
 # --- a run --------------------------------------------------------------------------------------
 
 
@@ -516,7 +511,7 @@ class _Run:
             host = rng.choice(list(self.hosts))
             asked = RobotsInterval(self.hosts[host], "Crawl-delay")
             try:
-                grant = await scheduler.acquire("u", host, admit=partial(_same, asked))
+                grant = await scheduler.acquire("u", host, admit=lambda asked=asked: asked)
             except LedgerLost:
                 await asyncio.sleep(0.05)
                 continue

@@ -10,8 +10,6 @@ from typing import Literal
 
 from tests.internet import free_port
 
-__all__ = ["How", "Proxy"]
-
 How = Literal["pass", "drop", "delay", "hold", "half-close", "swallow replies"]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.internet import FakeInternet
 
-__all__ = ["CHROMIUM", "browser", "context_of"]
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 

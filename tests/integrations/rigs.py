@@ -43,8 +43,6 @@ from tests.conformance.ways import AGENT, Sidecar
 from tests.integrations.scrapy_worker import Connection, Worker, WorkerFailed
 from tests.internet import Fail, FakeInternet, certs
 
-__all__ = ["MITMPROXY_TESTS", "RIGS", "SCRAPY_PYTHON", "Answer", "Rig"]
-
 SCRAPY_PYTHON = os.environ.get("SCRAPY_PYTHON")
 """The Python of the environment with Scrapy, if it is another one: CI has one with the oldest
 supported Scrapy. Only Scrapy is tested then."""

@@ -25,8 +25,6 @@ from typing import Any, Final
 
 import gatekeeper
 
-__all__ = ["Connection", "Worker", "WorkerFailed"]
-
 ROOT: Final = Path(__file__).parents[2]
 _names: dict[str, Any] = {}
 """The addresses of each name, or the errno of the error that resolving it raises."""

@@ -85,35 +85,3 @@ from tests.internet.names import Fail, Names, Query
 from tests.internet.net import FakeInternet, Listener, free_port, has_ipv6
 from tests.internet.sites import Site
 from tests.internet.wire import Connection, Exchange, Request
-
-__all__ = [
-    "Behaviour",
-    "Bomb",
-    "BrokenChunk",
-    "CloseSilently",
-    "Conditional",
-    "Connection",
-    "Custom",
-    "Drip",
-    "Encoded",
-    "Exchange",
-    "Fail",
-    "FakeInternet",
-    "Hold",
-    "Interim",
-    "Listener",
-    "Names",
-    "NeverAnswer",
-    "Page",
-    "Query",
-    "Raw",
-    "Request",
-    "Reset",
-    "Site",
-    "Stall",
-    "Truncated",
-    "free_port",
-    "has_ipv6",
-    "html",
-    "redirect",
-]

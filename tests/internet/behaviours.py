@@ -16,27 +16,6 @@ from http import HTTPStatus
 
 from tests.internet.wire import Exchange, Request
 
-__all__ = [
-    "Behaviour",
-    "Bomb",
-    "BrokenChunk",
-    "CloseSilently",
-    "Conditional",
-    "Custom",
-    "Drip",
-    "Encoded",
-    "Hold",
-    "Interim",
-    "NeverAnswer",
-    "Page",
-    "Raw",
-    "Reset",
-    "Stall",
-    "Truncated",
-    "html",
-    "redirect",
-]
-
 Headers = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
@@ -172,17 +151,11 @@ class Drip(Behaviour):
     every: float | asyncio.Semaphore = 0.5
     status: int = 200
     headers: Headers = ()
-    drip_head: bool = False
-    """The head too comes in pieces."""
 
     async def __call__(self, exchange: Exchange) -> None:
         body = as_bytes(self.body)
         defaults = {"Content-Type": "text/plain", "Content-Length": str(len(body))}
-        start = head(self.status, merged(defaults, self.headers))
-        if self.drip_head:
-            body = start + body
-        else:
-            await exchange.send(start)
+        await exchange.send(head(self.status, merged(defaults, self.headers)))
         for at in range(0, len(body), self.size):
             if isinstance(self.every, asyncio.Semaphore):
                 await self.every.acquire()
@@ -225,14 +198,12 @@ class Interim(Behaviour):
     times: int | None = None
     then: Behaviour = field(default_factory=lambda: Page("welcome"))
     headers: Headers = ()
-    at_once: int = 10_000
-    """Of an endless flood: so many are written before it looks whether anybody reads."""
 
     async def __call__(self, exchange: Exchange) -> None:
         one = head(self.status, merged({}, self.headers))
         if self.times is None:
             while True:
-                await exchange.send(one * self.at_once)
+                await exchange.send(one * 10_000)  # before it looks whether anybody reads
                 await asyncio.sleep(0)
         await exchange.send(one * self.times)
         reply = self.then.chosen(exchange.request).reply(exchange.request)

@@ -9,8 +9,6 @@ from typing import Literal
 
 import trustme
 
-__all__ = ["TLS", "authority", "client_context", "server_context"]
-
 TLS = Literal["good", "self-signed", "expired", "wrong-name", "none"]
 """How a site does TLS; "none": its port 443 speaks plain HTTP."""
 

@@ -14,8 +14,6 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper.clock import Clock
 
-__all__ = ["Fail", "Names", "Query"]
-
 
 class Fail(StrEnum):
     """A look-up that brings no address."""

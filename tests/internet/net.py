@@ -21,8 +21,6 @@ from tests.internet.names import Names, Step
 from tests.internet.sites import NOT_FOUND, Site
 from tests.internet.wire import Connection, Request, Wire
 
-__all__ = ["FakeInternet", "Listener", "free_port", "has_ipv6"]
-
 T = TypeVar("T")
 
 _SHARED = "127.0.0.1"

@@ -10,8 +10,6 @@ from tests.internet.behaviours import Behaviour, Custom, Page, redirect
 from tests.internet.certs import TLS
 from tests.internet.wire import Exchange, Request
 
-__all__ = ["NOT_FOUND", "Act", "Site"]
-
 Act = Behaviour | bytes | str | Callable[[Exchange], Awaitable[None]]
 
 NOT_FOUND = Page(b"nothing here", 404)

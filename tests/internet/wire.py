@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.internet.net import FakeInternet
     from tests.internet.sites import Site
 
-__all__ = ["Connection", "Exchange", "Request", "Wire"]
-
 _MAX_HEAD = 65_536
 _LINGER_NOT = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: closing sends RST
 

@@ -14,8 +14,6 @@ from gatekeeper.clock import Clock
 from gatekeeper.storage.base import Storage
 from tests.politeness.world import AGENT, config
 
-__all__ = ["Fetch", "crawl", "polite_fetch", "visit"]
-
 Fetch = Callable[[str], Awaitable[int]]
 """Fetches a URL, following redirects, and returns the status."""
 

@@ -13,8 +13,6 @@ import aiohttp.connector
 from gatekeeper.clock import VirtualClock, deadline
 from tests.internet import Fail, FakeInternet, Page
 
-__all__ = ["KINDS", "Dials", "dead_hosts", "dying_hosts"]
-
 KINDS = ("refused", "nxdomain", "silent", "reset", "servfail", "dns silent")
 _VANISHES = "127.99."
 """Connection attempts to addresses with this prefix are lost, like SYNs: nothing comes back."""

@@ -11,8 +11,6 @@ from gatekeeper import Config
 from gatekeeper.testing import Breach, Manners, Seen, answers, judge
 from tests.internet import Behaviour, Drip, FakeInternet, Page, redirect
 
-__all__ = ["AGENT", "WALL", "World", "config"]
-
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 WALL = datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC).timestamp()
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from gatekeeper import Gatekeeper
 from gatekeeper.config import (
@@ -29,6 +28,7 @@ from gatekeeper.config import (
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
+from tests.conformance.ways import listen
 from tests.internet import FakeInternet
 
 START = 45.0
@@ -198,12 +198,8 @@ async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable
             service.serve()
             stack.push_async_callback(service.close)
             server = Server(service.handle, header=16_384, inline=service.inline)
-            runner = web.ServerRunner(server, shutdown_timeout=0.2)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = await listen(stack, server)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            port = runner.addresses[0][1]
             return RunningService(service, f"http://127.0.0.1:{port}", session)
 
         yield begin

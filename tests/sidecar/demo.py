@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from gatekeeper import Gatekeeper
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
@@ -18,6 +17,7 @@ from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
+from tests.conformance.ways import listen
 from tests.internet import FakeInternet
 from tests.pacing_support import ShiftedClock
 
@@ -45,7 +45,6 @@ class Demo:
     gate: Gatekeeper
     internet: FakeInternet
     port: int
-    runner: web.ServerRunner
     session: aiohttp.ClientSession
     clock: ShiftedClock
 
@@ -90,12 +89,9 @@ async def demo(
         stack.push_async_callback(service.close)
         handler = service.handle if middleware is None else middleware(service.handle)
         server = Server(handler, header=16_384, inline=None if middleware else service.inline)
-        runner = web.ServerRunner(server, shutdown_timeout=0.2)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        listens = await listen(stack, server, port=port)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Demo(service, gate, internet, runner.addresses[0][1], runner, session, clock)
+        yield Demo(service, gate, internet, listens, session, clock)
 
 
 async def furnish(demo: Demo, rounds: int = 40) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.proxy import Proxy
 from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.signing import new_key
+from tests.conformance.ways import listen
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Reset, redirect
 from tests.test_signing import as_sent, verify
 from tests.waiting_support import until
@@ -74,12 +74,9 @@ async def proxy(internet: FakeInternet, serve: Any) -> AsyncIterator[Callable[..
             service = (await serve(**settings)).service
             if tokens is not None:
                 service.apply_config(service.config, tokens)
-            runner = web.ServerRunner(Server(Proxy(service).handle, header=16_384))
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = await listen(stack, Server(Proxy(service).handle, header=16_384))
             session = await stack.enter_async_context(aiohttp.ClientSession())
-            clients.append(Client(service, runner.addresses[0][1], session))
+            clients.append(Client(service, port, session))
             return clients[-1]
 
         clients: list[Client] = []

@@ -1,6 +1,8 @@
 """State files of earlier versions: every clock, block, lease and text is found.
 
-`data/make.py` documents how they were made, by the version whose schema is in their name.
+Gatekeepers of commits 8c6832e (schema 3) and f654cde (schema 7, the last one that wrote a clock's
+interval as the start of its reason) made them, closed in order and ended by kill -9. The program,
+`tests/storage/data/make.py`, is in the history.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.sidecar.held_leases import LeaseJournal
 from gatekeeper.storage import SqliteStorage
 from tests.pacing_support import due_at, is_paused
-from tests.storage.data.make import TEXT, WALL
 
 DATA = Path(__file__).with_name("data")
+WALL = 1_790_000_000.0
+TEXT = b"User-agent: *\nDisallow: /private\nCrawl-delay: 8\n"
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ async def fill(path: Path, made: Callable[..., Any], origins: int = 300) -> None
 
 
 def schema_3(path: Path) -> None:
-    """Put a file there that the oldest schema which is still migrated wrote; see `data/make.py`."""
+    """Put a file there of the oldest schema which is still migrated; see `test_earlier.py`."""
     with tarfile.open(Path(__file__).with_name("data") / "schema-3.tar.gz") as archive:
         member = archive.extractfile("closed/state.db")
         assert member is not None
