@@ -9,8 +9,7 @@ finding ends the run with a traceback and a `crash-...` file; run that file agai
 
 Promises that are checked: nothing in a file makes parsing, deciding or linting raise; both
 ways of asking (`allowed`, `match`) agree, and the deciding rule is in the file; what
-survives a pickle answers the same; the fast reader of URLs gives the answer of the full
-one; no line and no header field makes its reader raise.
+survives a pickle answers the same; no line and no header field makes its reader raise.
 """
 
 from __future__ import annotations
@@ -70,24 +69,6 @@ def check_file(data: atheris.FuzzedDataProvider) -> None:
     robots.clean_params, robots.extensions  # noqa: B018
 
 
-def check_url(data: atheris.FuzzedDataProvider) -> None:
-    prefix = ("", "http://", "https://example.com", "http://a:80/")[data.ConsumeIntInRange(0, 3)]
-    raw = prefix + data.ConsumeUnicode(data.remaining_bytes())
-    try:
-        target = urls.parse(raw)
-    except InvalidURL as error:
-        target = None
-        message = str(error)
-    if target is None:
-        assert message.isprintable()
-        assert urls.split_ordinary(raw) is None
-        return
-    assert urls.split(raw) == (target.origin, target.path)
-    assert urls.split(raw) == (target.origin, target.path), "the second time is another road"
-    assert urls.parse(target.url).url == target.url
-    assert urls.host_of(target.origin) == target.host
-
-
 def check_values(data: atheris.FuzzedDataProvider) -> None:
     text = data.ConsumeUnicode(data.remaining_bytes())
     signals.parse_preferences(signals.split_content_usage(text)[1])
@@ -104,7 +85,7 @@ def check_values(data: atheris.FuzzedDataProvider) -> None:
 
 def test_one_input(octets: bytes) -> None:
     data = atheris.FuzzedDataProvider(octets)
-    check = (check_file, check_file, check_url, check_values)[data.ConsumeIntInRange(0, 3)]
+    check = (check_file, check_file, check_values)[data.ConsumeIntInRange(0, 2)]
     check(data)
 
 
