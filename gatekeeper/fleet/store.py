@@ -45,7 +45,7 @@ FIRST_PAUSE, _QUICK_ATTEMPTS = 0.25, 4
 """Seconds between two attempts to reach the store, and after how many of them they double."""
 _MAX_PAUSE, MAX_REFUSED_PAUSE = 1.0, 10.0
 """The longest pause in seconds: usually, and if the server denies access or is no store."""
-_MAX_REPLY = 16 * 1024 * 1024
+MAX_REPLY = 16 * 1024 * 1024
 """Maximum size of a reply in octets. The largest are robots.txt files, compressed."""
 _MAX_MESSAGE = 200
 """Maximum length of an error message, which may quote what the server sent."""
@@ -97,7 +97,7 @@ class Store:
             "socket_connect_timeout": CALL_DEADLINE,
             "protocol": 2,
             "retry": once,
-            **library_internals.bounded_parser(_MAX_REPLY),
+            **library_internals.bounded_parser(MAX_REPLY),
         }
         self._sentinels: list[Any] = []
         """Clients of Sentinels, to be closed with the store."""
@@ -213,7 +213,7 @@ class Store:
         kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
         for one in sentinels.sentinels:  # `Redis` itself does not take the option
-            one.connection_pool.connection_kwargs |= library_internals.bounded_parser(_MAX_REPLY)
+            one.connection_pool.connection_kwargs |= library_internals.bounded_parser(MAX_REPLY)
         self._sentinels += sentinels.sentinels
         return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
 
