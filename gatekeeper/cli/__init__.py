@@ -44,7 +44,7 @@ COMMANDS = {
     "mcp": "serve the tools may_i_fetch, fetch and explain to agents (MCP)",
     "history": "show the past versions of a site's robots.txt",
     "healthcheck": "check that the running sidecar is alive",
-    "top": "watch a running sidecar: its overview and its busiest hosts",
+    "top": "watch a running sidecar: its overview, and its hosts, those that are held up first",
     "identity": "create the key that signs requests, and the pages to publish about the bot",
     "config": "check the configuration, or show the effective settings",
 }

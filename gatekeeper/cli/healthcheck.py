@@ -32,10 +32,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         status, _ = get_from(server, path)
     except OSError as error:
-        reason, address = str(error.strerror or error), address_of(server)
-        result = {"path": path, "status": None, "error": reason, "asked": address}
-        text = f"{path}: no answer from {address} ({reason}); is `{NAME} serve` running there?"
-        print(json_text(result) if args.json else text)
+        reason = error.strerror or str(error)
+        result = {"path": path, "status": None, "error": reason, "asked": address_of(server)}
+        print(json_text(result) if args.json else f"{path}: {no_answer(server, error)}")
         return DENIED
     print(json_text({"path": path, "status": status}) if args.json else f"{path}: {status}")
     return OK if status == http.client.OK else DENIED
@@ -68,6 +67,12 @@ def address_of(server: ServerConfig) -> str:
     host = _connectable(server.host)
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+
+
+def no_answer(server: ServerConfig, error: OSError) -> str:
+    """Return a sentence for people about a sidecar that gave no response."""
+    why = error.strerror or str(error)
+    return f"no answer from {address_of(server)} ({why}); is `{NAME} serve` running there?"
 
 
 def get_from(

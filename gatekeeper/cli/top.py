@@ -1,4 +1,7 @@
-"""`gatekeeper top`: the overview of a running sidecar and its busiest hosts, in a terminal."""
+"""`gatekeeper top`: the overview of a running sidecar, in a terminal.
+
+It lists the hosts that are held up first, and then those with the most waiting requests.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gatekeeper.cli import TOKEN, seconds
-from gatekeeper.cli.healthcheck import add_address, address_of, get_from, server_of
+from gatekeeper.cli.healthcheck import add_address, address_of, get_from, no_answer, server_of
 from gatekeeper.errors import needs_extra
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 from gatekeeper.urls import printable
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
 
 _MAX_HOSTS = 20
-_STALE = "no answer; the display is out of date"
+_STALE = "out of date: "
 _COLUMNS = {"host": 0, "state": 0, "why": 90, "robots.txt": 100, "interval": 60, "source": 120}
 _COUNTS = {"in flight": 60, "waiting": 0, "allowed": 80, "denied": 80}
 _COLUMNS |= _COUNTS
@@ -60,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
             while True:
                 live.refresh()
                 time.sleep(args.every)
-                live.update(display := _refreshed(server, token, display, console.width))
+                live.update(display := refreshed(server, token, display, console.width))
     except KeyboardInterrupt:
         return OK
     except OSError as error:
-        print(f"{address_of(server)}: {error.strerror or error}")
+        print(json_text({"error": str(error)}) if args.json else error)
         return DENIED
 
 
-def _refreshed(server: ServerConfig, token: str | None, before: Group, width: int) -> Group:
+def refreshed(server: ServerConfig, token: str | None, before: Group, width: int) -> Group:
     """Return a fresh display, or the previous one, marked as old, if there is no answer."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -77,24 +80,31 @@ def _refreshed(server: ServerConfig, token: str | None, before: Group, width: in
         return render(read_state(server, token), width)
     except OSError as error:
         old = before.renderables[1:] if _STALE in str(before.renderables[0]) else before.renderables
-        return Group(Text(f"{_STALE}: {error.strerror or error}", style="bold red"), *old)
+        return Group(Text(f"{_STALE}{error}", style="bold red"), *old)
 
 
 def read_state(server: ServerConfig, token: str | None) -> dict[str, Any]:
-    """Return the sidecar's `overview` and its `hosts`, the ones with most waiters first.
+    """Return the sidecar's `overview` and its `hosts`, first those that are held up.
 
-    Raises OSError if the sidecar does not answer or refuses to.
+    Raises OSError, whose text is for people, if the sidecar does not answer or refuses to.
     """
-    path = f"/v1/hosts?sort=-waiting&per_page={_MAX_HOSTS}"
+    path = f"/v1/hosts?sort=-held_up&per_page={_MAX_HOSTS}"
     return {"overview": _ask(server, "/v1/overview", token), "hosts": _ask(server, path, token)}
 
 
 def _ask(server: ServerConfig, path: str, token: str | None) -> Any:
-    status, body = get_from(server, path, token=token, certified=True)
-    answer = msgspec.json.decode(body)
+    try:
+        status, body = get_from(server, path, token=token, certified=True)
+    except OSError as error:
+        raise OSError(no_answer(server, error)) from error
+    where = f"{address_of(server)}{path}"
+    try:
+        answer = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise OSError(f"{where}: the response, {status}, is not a sidecar's") from None
     if status != http.client.OK:
         remedy = f"; set {TOKEN} to a token of the role admin" if status < 404 else ""
-        raise OSError(f"{path}: {status} {answer.get('detail', '')}{remedy}")
+        raise OSError(f"{where}: {status} {answer.get('detail', '')}{remedy}")
     return answer
 
 
@@ -127,7 +137,7 @@ def render(state: dict[str, Any], width: int = 120) -> Group:
     numbers.add_row(
         f"hosts  {one['hosts']}: {states['blocked']} blocked, {states['paused']} paused, "
         f"{states.get('deferred', 0)} deferred, {states['busy']} busy",
-        "settings  " + ("in force" if one["reload"]["ok"] else "the last reload failed"),
+        "" if one["reload"]["ok"] else "settings  the last reload failed",
     )
     hosts = Table(expand=True, box=None, header_style="bold")
     shown = [name for name, least_width in _COLUMNS.items() if width >= least_width]

@@ -252,11 +252,15 @@ class ClockView(msgspec.Struct, frozen=True):
     since: UtcTime | None = None
     """When the response came that caused this block or interval (aware, UTC), if one did."""
 
+    @property
+    def cause(self) -> str:
+        """`source`, for a block with the time of the response: "429 at 12:03, Retry-After 120"."""
+        if self.since is None or self.kind != "block":
+            return self.source
+        return _ANSWER.sub(rf"\g<0> at {self.since:%H:%M}", self.source)
+
     def __str__(self) -> str:
-        source = self.source
-        if self.since is not None and self.kind == "block":  # "429 at 12:03, Retry-After 120"
-            source = _ANSWER.sub(rf"\g<0> at {self.since:%H:%M}", source)
-        text = f"{self.scope}: {self.kind}: {source}"
+        text = f"{self.scope}: {self.kind}: {self.cause}"
         if self.until is not None:
             text += f" (until {self.until:%Y-%m-%dT%H:%M:%SZ})"
         return text
@@ -282,6 +286,9 @@ _OF_GATE = frozenset({"file", "visit-time", "storage", "fleet"})
 HostState = Literal["free", "waiting", "busy", "deferred", "blocked", "paused"]
 STATES: Final[tuple[HostState, ...]] = get_args(HostState)
 """The states of a host, in their sort order."""
+HELD_UP: Final[tuple[HostState, ...]] = ("blocked", "paused", "deferred")
+"""The states that operators see first: of a host that is not asked though its clock would allow
+it."""
 _RANKS: Final = {"next": 1, "in_flight": 2, "block": 4, "pause": 5}
 """The state, as its place in `STATES`, that a kind of hold-up leads to; any other: "deferred"."""
 _DEFERRED: Final = 3

@@ -20,6 +20,7 @@ from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.waiters import HostState, clock_holdups, state_by
 from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 
 def state_of(scope: Scope, now: float) -> HostState:
@@ -93,11 +94,26 @@ async def test_hosts_are_paged_by_state_name_and_key() -> None:
             "h0000001.test",
             "h0000000.test",
         ]
-        counts, complete = await index.states()
         expected = {"waiting": 1, "busy": 1, "deferred": 0, "blocked": 1, "paused": 1}
-        assert (counts, complete) == (expected, True)
+        held_up = {"blocked": ["h0000009.test"], "paused": ["h0000007.test"], "deferred": []}
+        assert await index.states() == (expected, held_up, True)
         with pytest.raises(ValueError, match="narrow the filter"):
             await index.page(order=NEXT, first=DEEPEST)
+
+
+async def test_of_many_hosts_held_up_those_with_the_least_key_are_named() -> None:
+    async with index_of(20_000, VirtualClock()) as (index, scopes, _):
+        for n in range(0, 20_000, 2):
+            scopes[f"h{n:07d}.test"].ensure_history().block(600.0, "429")
+        keys = dict.fromkeys(scopes, 0.0) | {"h0019998.test": -2.0, "h0000500.test": -1.0}
+        while not (found := await index.states(lambda scope: keys[scope.name])).complete:
+            pass
+        assert found.counts["blocked"] == 10_000
+        assert found.held_up == {
+            "blocked": ["h0019998.test", "h0000500.test"] + [f"h{n:07d}.test" for n in (0, 2, 4)],
+            "paused": [],
+            "deferred": [],
+        }
 
 
 async def test_hosts_that_come_and_go_are_followed() -> None:
@@ -242,6 +258,41 @@ async def test_the_list_of_hosts_tells_of_their_files_and_counts(
         assert (host["robots"], host["robots_status"], host["last_status"]) == ("parsed", 200, 404)
         assert (host["allowed"], host["denied"], page["complete"]) == (3, 1, True)
     assert (await service.get("/v1/hosts?sort=next&page=300"))[0] == 400
+
+
+async def test_hosts_that_are_held_up_are_sorted_first_and_then_those_that_are_waited_for(
+    serve: Any, internet: FakeInternet
+) -> None:
+    """`gatekeeper top` and the overview show the first of them."""
+    for name in ("idle", "waited"):
+        internet.site(f"http://{name}.test").robots("")
+    service = await serve()
+    await service.get("/v1/check?url=http://idle.test/")
+    for n in range(7):
+        await service.post(f"/v1/hosts/blocked{n}.test/block", {"seconds": 600})
+    await service.post("/v1/hosts/paused.test/pause", {})
+    internet.site("http://down.test").robots("", status=404)
+    internet.site("http://down.test").robots("busy", status=500)
+    await service.get("/v1/check?url=http://down.test/")
+    await service.post("/v1/hosts/down.test/block", {"seconds": 0})
+    await service.post("/v1/leases", {"url": "http://waited.test/", "wait": 5, "ttl": 60})
+    waiting = asyncio.create_task(
+        service.post("/v1/leases", {"url": "http://waited.test/", "wait": 30})
+    )
+    await until(lambda: len(service.service.leases.waiters))
+    _, page = await service.get("/v1/hosts?sort=-held_up")
+    blocked = [f"blocked{n}.test" for n in range(7)]
+    others = ["paused.test", "down.test", "waited.test", "idle.test"]
+    assert [host["host"] for host in page["hosts"]] == blocked + others
+    _, seen = await service.get("/v1/overview")
+    assert [(one["host"], one["state"]) for one in seen["held_up"]] == [
+        *((name, "blocked") for name in blocked[:3]),
+        ("paused.test", "paused"),
+        ("down.test", "deferred"),
+    ]
+    assert seen["oldest_wait_host"] == "waited.test"
+    waiting.cancel()
+    await asyncio.wait([waiting])
 
 
 async def test_a_host_at_another_port_is_listed_with_its_file(

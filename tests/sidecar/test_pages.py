@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from msgspec import structs
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.decision_pages import line_changes
 from gatekeeper.sidecar.pages.shell import (
@@ -34,7 +34,8 @@ from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
-from tests.sidecar.demo import demo, furnish
+from tests.sidecar.demo import demo, furnish, waiter
+from tests.waiting_support import until
 
 PAGES = ("", "hosts", "hosts/a.test", "explain", "waiting", "live", "history", "config")
 ADMIN = Token(b"a" * 32, "olga", frozenset({Role.ADMIN, Role.CHECK}))
@@ -467,6 +468,74 @@ async def test_a_form_that_is_too_long_is_refused(serve: Any) -> None:
 # --- texts of the pages -----------------------------------------------------------------------
 
 
+def text_of(page: str) -> str:
+    """The text of a page without its tags, in one line."""
+    spaced = re.sub(r"</?(?:h1|li|p|td|th|tr)\b[^>]*>", " ", page.partition("<h1>")[2])
+    return " ".join(re.sub(r"<[^>]*>", "", spaced).split())
+
+
+async def test_the_overview_names_the_hosts_that_are_held_up_with_cause_and_end(
+    internet: FakeInternet,
+) -> None:
+    internet.site("http://down.test").robots("busy", status=503, headers={"Retry-After": "600"})
+    async with demo(internet) as shop:
+        wall = shop.service.clock.wall()
+        _, page = await get(shop.base, "")
+        assert "Nothing needs attention." in page
+        await shop.gate.check("http://down.test/")
+        await shop.gate.pause("olga.test")
+        _, page = await get(shop.base, "")
+        end = rf"{utc(wall + 600):%H:}\d\d UTC \(in (10 min|9 min \d+ s)\)"
+        cause = r"503 at \d\d:\d\d, Retry-After 600"
+        assert re.search(rf"down\.test ■ blocked until {end}: {cause}", text_of(page))
+        assert "olga.test ▲ paused until it is resumed: operator" in text_of(page)
+        assert "All:" not in page
+        for n in range(9):
+            await shop.gate.block(f"h{n}.test", wall + 200_000, "429")
+        _, page = await get(shop.base, "")
+        shown = re.findall(r"(\S+)\.test . (?:blocked|paused|deferred)", text_of(page))
+        assert shown == ["down", "h0", "h1", "h2", "olga"]
+        assert f"until {utc(wall + 200_000):%Y-%m-%d} " in text_of(page)
+        assert "All: 10 blocked, 1 paused" in text_of(page)
+        assert 'href="hosts?state=blocked"' in page
+
+
+async def test_the_overview_says_nothing_of_what_is_nothing(internet: FakeInternet) -> None:
+    """No tile says that the settings are in force, nor that 0 hosts are blocked."""
+    async with demo(internet) as shop:
+        _, page = await get(shop.base, "")
+        cards = text_of(page).partition("version")[0]
+        assert "ettings" not in cards
+        assert not re.search(r"\b0 (?:allow|blocked|busy|failed|nearly|expired)", cards)
+
+
+async def test_the_page_of_a_host_has_its_actions_first_and_pages_of_its_waiters(
+    internet: FakeInternet,
+) -> None:
+    async with demo(internet) as shop:
+        await furnish(shop, rounds=1)
+        waiters = [waiter(shop, f"products/{n}") for n in range(7)]
+        await until(lambda: len(shop.service.leases.waiters) == 7)
+        internet.site("http://xshop.test").robots("")
+        await shop.post("/v1/leases", {"url": "http://xshop.test/other", "wait": 20})
+        _, page = await get(shop.base, "hosts/shop.test")
+        assert page.index('class="lead"') < page.index('class="actions"') < page.index("<h2")
+        seen = []
+        for number in (1, 2, 3):
+            _, page = await get(shop.base, f"hosts/shop.test?per_page=3&page={number}")
+            assert f"Page {number} of 3" in page
+            seen += re.findall(r"http://\w+\.test/products/\d", text_of(page))
+        assert seen == [f"http://shop.test/products/{n}" for n in range(7)] + [
+            "http://shop.test/products/1"  # the lease
+        ]
+        assert 'href="shop.test?page=2&amp;per_page=3#leases"' in page
+        answer, _ = await get(shop.base, "hosts/shop.test?page=x")
+        assert answer.status == 400
+        for one in waiters:
+            one.cancel()
+        await asyncio.wait(waiters)
+
+
 async def test_the_pages_show_the_state_of_hosts_and_leases(internet: FakeInternet) -> None:
     async with demo(internet) as shop:
         await furnish(shop)
@@ -519,6 +588,7 @@ async def test_problems_are_listed_first_on_the_overview(serve: Any) -> None:
         reload=reload,
         fleet={"state": "lost", "members": 3},
         oldest_wait=90.0,
+        oldest_wait_host="shop.test",
         overdue=2,
         rates=seen.rates | {"robots_failed": 4.0},
     )
@@ -528,7 +598,7 @@ async def test_problems_are_listed_first_on_the_overview(serve: Any) -> None:
         "The last reload failed",
         "server.port",
         "The store of the fleet is lost",
-        "A request has waited for 1 min 30 s",
+        '1 min 30 s</span> for <a href="hosts/shop.test">shop.test</a>; <a href="waiting">see who',
         "2 leases are nearly over",
         "4 robots.txt fetches failed",
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.scopes import Scope
@@ -143,6 +145,106 @@ async def test_every_page_passes_axe_and_is_not_cut_off(
         assert page.complaints == []
 
 
+async def test_the_charts_share_a_cursor_and_a_legend(
+    internet: FakeInternet, browsing: Browse
+) -> None:
+    """The pointer, or an arrow key, at one of them shows the moment on all three."""
+    async with furnished(internet) as shop, browsing(timezone_id="Asia/Tokyo") as page:
+        series = shop.service.operators.series.body()
+        await page.goto(f"{shop.base}/ui/")
+        await page.wait_for_selector("#moment:has-text('(latest)')")
+        for n in range(3):
+            box = await page.locator(".u-over").nth(n).bounding_box()
+            await page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 10)
+            await page.wait_for_selector("#moment:not(:has-text('latest'))")
+            places = await page.evaluate(CURSORS)
+            assert max(places) - min(places) < 0.02
+            assert abs(places[0] - 0.25) < 0.02
+        at = await page.get_attribute("#moment", "datetime")
+        index = min(range(360), key=lambda n: abs(series.times[n] - moment_of(at)))
+        assert abs(series.times[index] - moment_of(at)) < 1
+        assert f"{utc(series.times[index]):%H:%M:%S} UTC" == await page.inner_text("#moment")
+        for name in ("allow", "wait_p95", "robots_ok"):
+            shown = float(await page.inner_text(f"[data-value={name}]"))
+            assert shown == pytest.approx(series.values[name][index], rel=0.01)
+        await page.mouse.move(1, 1)
+        await page.wait_for_selector("#moment:has-text('(latest)')")
+        await page.focus(".chart >> nth=1")
+        await page.keyboard.press("ArrowLeft")
+        await page.keyboard.press("ArrowLeft")
+        assert f"{utc(series.times[-2]):%H:%M:%S} UTC" == await page.inner_text("#moment")
+        assert page.complaints == []
+
+
+CURSORS = """() => [...document.querySelectorAll(".u-over")].map((over) => {
+    const line = over.querySelector(".u-cursor-x").getBoundingClientRect();
+    const box = over.getBoundingClientRect();
+    return (line.left - box.left) / box.width;
+})"""
+"""Where the cursor of each chart is, as a share of its width."""
+
+
+def moment_of(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+TILES = """() => [...document.querySelectorAll(".card .value")].map((one) => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    const text = range.getBoundingClientRect();
+    const card = one.closest(".card").getBoundingClientRect();
+    return [range.getClientRects().length, text.left - card.left, card.right - text.right];
+})"""
+"""Of each number on a tile: its lines, and its distances from the edges of the tile."""
+
+
+@pytest.mark.parametrize("width", [360, 700, 1400])
+async def test_no_number_wraps_or_touches_its_edge_and_the_links_are_one_row(
+    internet: FakeInternet, browsing: Browse, width: int
+) -> None:
+    size = {"width": width, "height": 800}
+    async with furnished(internet) as shop, browsing(viewport=size) as page:
+        point = shop.service.operators.series.rates()
+        point |= {"allow": 1234567.8, "deny": 98765432.1, "defer": 1e12}
+        shop.service.leases.ended["expired"] = 10**9
+        await page.goto(f"{shop.base}/ui/")
+        for lines, left, right in await page.evaluate(TILES):
+            assert lines == 1
+            assert min(left, right) >= 12
+        for path in ("", "config"):
+            await page.goto(f"{shop.base}/ui/{path}")
+            links = page.locator("header li a")
+            boxes = [await one.bounding_box() for one in await links.all()]
+            assert len({box["y"] for box in boxes}) == 1
+            here = await page.locator("header [aria-current]").bounding_box()
+            assert (here["x"] >= 0, here["x"] + here["width"] <= width) == (True, True)
+            assert await page.evaluate(FITS)
+
+
+async def test_a_table_shows_at_which_edge_it_goes_on(
+    internet: FakeInternet, browsing: Browse
+) -> None:
+    """By the shadow there, which a cover hides at the end of the table."""
+
+    async def shaded(page: Any) -> tuple[bool, bool]:
+        """Whether the left and the right edge look other than the middle, above the texts."""
+        box = await page.locator(".scroll").bounding_box()
+        left, middle, right = [
+            await page.screenshot(clip={"x": x, "y": box["y"] + 8, "width": 2, "height": 2})
+            for x in (box["x"] + 5, box["x"] + box["width"] // 2, box["x"] + box["width"] - 7)
+        ]
+        return left != middle, right != middle
+
+    size = {"width": 360, "height": 800}
+    async with furnished(internet) as shop, browsing(viewport=size) as page:
+        await page.goto(f"{shop.base}/ui/hosts")
+        assert await shaded(page) == (False, True)
+        await page.evaluate("document.querySelector('.scroll').scrollLeft = 1e6")
+        assert await shaded(page) == (True, False)
+        await page.set_viewport_size({"width": 1400, "height": 800})
+        assert await shaded(page) == (False, False)
+
+
 async def test_no_page_violates_its_content_security_policy(
     internet: FakeInternet, browsing: Browse
 ) -> None:
@@ -164,8 +266,10 @@ async def test_the_pages_show_their_data_without_javascript(
         await page.goto(f"{shop.base}/")
         assert page.url == f"{shop.base}/ui/"
         assert "2 blocked" in await page.inner_text("main")
-        await page.click("text=blocked hosts")
-        assert await page.locator("tbody tr").count() == 2
+        assert "429, Retry-After 900" in await page.inner_text(".look li:has-text('images.test')")
+        assert await page.is_hidden("#charts")
+        await page.click("text=down.test")
+        assert "has refused requests before" in await page.inner_text("main")
         await page.goto(f"{shop.base}/ui/hosts")
         await page.click("text=shop.test")
         assert "crawl-delay 2 s" in await page.inner_text("main")

@@ -18,7 +18,7 @@ import trustme
 
 from gatekeeper.cli import main
 from gatekeeper.cli.healthcheck import get_from
-from gatekeeper.cli.top import render
+from gatekeeper.cli.top import refreshed, render
 from gatekeeper.config import ServerConfig
 
 TOLD: dict[str, Any] = {
@@ -70,6 +70,9 @@ def test_top_shows_numbers_and_hosts_with_control_characters_escaped() -> None:
     text = text_of(TOLD)
     assert "1.2 allow, - deny" in text
     assert "waiting  2 (oldest 61 s)" in text
+    assert "settings" not in text
+    failed = TOLD | {"overview": TOLD["overview"] | {"reload": {"ok": False}}}
+    assert "the last reload failed" in text_of(failed)
     assert "[bold]x[/bold]" in text
     assert "\x1b[31m2 s" not in text
 
@@ -180,6 +183,47 @@ def test_the_token_is_sent_to_the_configured_certificate_alone(
         get_from(server, "/", token="t", certified=True)
 
 
-def test_top_without_a_sidecar_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--once", "--socket", "/nowhere.sock"]) == 1
-    assert "unix:/nowhere.sock: No such file" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "where", [("--socket", "/nowhere.sock"), ("--host", "127.0.0.1", "--port", "1")]
+)
+def test_top_without_a_sidecar_says_what_healthcheck_says(
+    capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
+) -> None:
+    assert main(["healthcheck", *where]) == 1
+    told = capsys.readouterr().out.removeprefix("/healthz: ")
+    assert "is `gatekeeper serve` running there?" in told
+    assert main(["top", "--once", *where]) == 1
+    assert capsys.readouterr().out == told
+    assert main(["top", "--json", *where]) == 1
+    assert json.loads(capsys.readouterr().out) == {"error": told.rstrip()}
+
+
+def test_top_keeps_its_last_display_while_the_sidecar_is_away() -> None:
+    from rich.console import Console
+
+    away, display = ServerConfig(socket="/nowhere.sock"), render(TOLD)
+    for _ in range(2):
+        display = refreshed(away, None, display, 140)
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(display)
+    lines = capture.get().splitlines()
+    assert lines[0].startswith("out of date: no answer from unix:/nowhere.sock (No such file")
+    assert lines[1].startswith("gatekeeper 1")
+    assert "out of date" not in "".join(lines[1:])
+
+
+def test_top_says_which_server_is_no_sidecar(
+    answering: Callable[[trustme.LeafCert], int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An empty response ended it with a traceback."""
+    certificate = trustme.CA().issue_cert("own.test")
+    file, settings = tmp_path / "tls.pem", tmp_path / "gatekeeper.toml"
+    certificate.cert_chain_pems[0].write_to_path(str(file))
+    key = tmp_path / "key.pem"
+    certificate.private_key_pem.write_to_path(str(key))
+    port = answering(certificate)
+    settings.write_text(f'[server]\ntls_cert = "{file}"\ntls_key = "{key}"\nport = {port}\n')
+    assert main(["top", "--once", "--config", str(settings)]) == 1
+    said = f"https://127.0.0.1:{port}/v1/overview: the response, 200, is not a sidecar's\n"
+    assert capsys.readouterr().out == said

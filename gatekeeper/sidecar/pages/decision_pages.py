@@ -247,7 +247,7 @@ def live_page(query: EventQuery) -> Page:
         ),
         html.table(
             "The latest decisions",
-            ("Time", "Verdict", "URL", "Reason", "Line", "Client"),
+            ("Time", "Verdict", "URL", "Reason", html.num_head("Line"), "Client"),
             (),
             id_="decisions",
         ),

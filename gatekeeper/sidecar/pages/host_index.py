@@ -13,13 +13,13 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import merge
+from heapq import merge, nsmallest
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gatekeeper.clock import Clock
-from gatekeeper.pacing.waiters import STATES, HostState
+from gatekeeper.pacing.waiters import HELD_UP, STATES, HostState
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.scopes import Scope
@@ -39,6 +39,9 @@ time at most, however many requests there are."""
 
 DEEPEST: Final = 10_000
 """The last position that pages of filtered or sorted hosts can reach."""
+
+MAX_NAMED: Final = 5
+"""The number of hosts of a state that are named beside their count."""
 
 _MAX_STALE: Final = 30.0
 """Seconds for which an older result may be used while a new scan is running."""
@@ -131,6 +134,17 @@ class HostPage(NamedTuple):
     """Hosts that pass the filter, among those scanned so far."""
     complete: bool
     """True if all hosts were scanned. If not, the scan goes on, and the next page is more exact."""
+
+
+class HostStates(NamedTuple):
+    """The hosts by state, as far as they were scanned."""
+
+    counts: dict[str, int]
+    """The number of hosts in each state but "free"."""
+    held_up: dict[str, list[str]]
+    """The names of up to `MAX_NAMED` hosts in each state of `HELD_UP`."""
+    complete: bool
+    """True if all hosts were scanned."""
 
 
 class HostOrder(NamedTuple):
@@ -320,15 +334,21 @@ class HostIndex:
         hosts = _merge_page(scan, first, count, flip=order is None and descending)
         return HostPage(hosts, scan.found, settled and scan.complete and scan.up_to_date)
 
-    async def states(self) -> tuple[dict[str, int], bool]:
-        """Return the number of hosts in each state but "free", and whether all were scanned."""
+    async def states(self, key: Callable[[Scope], float] = lambda _: 0.0) -> HostStates:
+        """Count the hosts of each state. Of those held up, the ones with the least `key` are
+        named, and of equal ones the first by name."""
         self.follow()
-        scan = await self._scanned(("states",), self._counted_states())
+        scan = await self._scanned(("states",), self._counted_states(key))
         counts: dict[str, int] = dict.fromkeys(STATES[1:], 0)
+        named: dict[str, list[tuple[float, str]]] = {state: [] for state in HELD_UP}
         for run in scan.runs:
-            for state, count in run:
+            for state, (count, first) in run:
                 counts[state] += count
-        return counts, scan.complete and scan.up_to_date and not self.pending
+                if first:
+                    named[state] = nsmallest(MAX_NAMED, named[state] + first)
+        held_up = {state: [name for _, name in first] for state, first in named.items()}
+        complete = scan.complete and scan.up_to_date and not self.pending
+        return HostStates(counts, held_up, complete)
 
     # --- scans --------------------------------------------------------------------------
 
@@ -351,12 +371,23 @@ class HostIndex:
         for chunk in self._names.chunks():
             yield [(0.0, name) for name in chunk if q in name]
 
-    def _counted_states(self) -> Iterator[_Run]:
-        """Yield each state but "free" with its number of hosts, slice by slice."""
+    def _counted_states(self, key: Callable[[Scope], float]) -> Iterator[_Run]:
+        """Yield each state but "free" with its number of hosts and the first of those held up,
+        slice by slice."""
         now = self._clock.monotonic()
         for part in self._slices():
-            counts = Counter(self._state_of(scope, now) for scope in part)
-            yield [(state, count) for state, count in counts.items() if state != STATES[0]]
+            states = [self._state_of(scope, now) for scope in part]
+            counts = Counter(states)
+            held: dict[str, list[tuple[float, str]]] = {s: [] for s in HELD_UP if counts[s]}
+            if held:
+                for scope, state in zip(part, states, strict=True):
+                    if state in held:
+                        held[state].append((key(scope), scope.name))
+            yield [
+                (state, (count, nsmallest(MAX_NAMED, held.get(state, ()))))
+                for state, count in counts.items()
+                if state != STATES[0]
+            ]
 
     async def _scanned(self, name: tuple[object, ...], slices: Iterator[_Run]) -> _Scan:
         """Return the scan of this name that is running or recent, else start a new one.

@@ -248,6 +248,18 @@ def moment(at: datetime, text: str | None = None) -> Html:
     return markup("<time{}>{}</time>", attributes(datetime=iso, title=title), text or whole)
 
 
+def short_number(value: float | None) -> str:
+    """Format a number in nine characters at most; None is a dash.
+
+    >>> short_number(1234567), short_number(12_345_678), short_number(2.5e12), short_number(None)
+    ('1,234,567', '12.3 M', '2,500 G', '-')
+    """
+    if value is None or abs(value) < 1e7:
+        return number(value)
+    size, unit = (1e9, "G") if abs(value) >= 1e10 else (1e6, "M")
+    return f"{number(value / size)} {unit}"
+
+
 def number(value: float | None) -> str:
     """Format a number for people; None is a dash.
 

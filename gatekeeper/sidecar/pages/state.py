@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -15,7 +16,8 @@ from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.sidecar.pages.host_index import HostIndex, HostOrder
+from gatekeeper.pacing.waiters import HELD_UP
+from gatekeeper.sidecar.pages.host_index import MAX_NAMED, HostIndex, HostOrder, HostStates
 from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed, Series
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     oldest_wait: float | None
     """Seconds that the oldest waiting request has waited; None if there is none."""
+    oldest_wait_host: str | None
+    """The host that it waits for."""
     leases: int
     overdue: int
     """Leases that are nearly over: nine tenths of their time have passed without a report."""
@@ -102,6 +106,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     host_states: dict[str, int]
     hosts_complete: bool
     """True if all hosts were scanned for `host_states`; False: the scan goes on."""
+    held_up: list[HostBody]
+    """Up to five hosts that are blocked, paused or deferred, some of each state. Of a state, those
+    with the most waiting requests come first."""
     cache_share: float | None
     """Share of decisions for which no robots.txt had to be fetched; None before the first."""
     fleet: dict[str, Any] | None
@@ -180,11 +187,28 @@ class OperatorState:
             "interval": lambda scope, _now: scope.interval,
             "in_flight": lambda scope, _now: scope.in_flight,
             "waiting": lambda scope, _now: waiting[scope.name],
+            "held_up": lambda scope, now: self._urgency(scope, now) + waiting[scope.name],
             "status": lambda scope, _now: (last(scope.name) or (0, 0.0))[0],
             "allowed": lambda scope, _now: counts(scope.name).allow,
             "denied": lambda scope, _now: counts(scope.name).deny,
         }
         return HostOrder(name, keys[name])
+
+    def _urgency(self, scope: Scope, now: float) -> float:
+        """Return a number that is greater for a state that operators see first, and that no number
+        of waiting requests reaches."""
+        state = self.holdups.state(scope, now)
+        return 1e9 * (len(HELD_UP) - HELD_UP.index(state)) if state in HELD_UP else 0.0
+
+    async def states(self) -> tuple[HostStates, list[HostBody]]:
+        """Count the hosts by state, and describe up to five that are held up: one of each state,
+        then a second one of each."""
+        waiting = self.waiting_by_host()
+        found = await self.hosts.states(lambda scope: -waiting[scope.name])
+        names = chain.from_iterable(zip_longest(*found.held_up.values()))
+        every = (host_body(self, name, waiting=waiting[name]) for name in names if name)
+        shown = islice((one for one in every if one.state in HELD_UP), MAX_NAMED)
+        return found, sorted(shown, key=lambda one: HELD_UP.index(one.state))
 
     def waiting_by_host(self) -> Counter[str]:
         """Return the number of requests that wait for a lease of each host."""

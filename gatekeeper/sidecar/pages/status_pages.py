@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -12,7 +12,7 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
-from gatekeeper.pacing.waiters import STATES
+from gatekeeper.pacing.waiters import HELD_UP, STATES
 from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.html import Child, Html, badge, markup, number, row
 from gatekeeper.sidecar.pages.recent_decisions import NAMES
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.pages.state import LeaseView, Overview
     from gatekeeper.sidecar.routes.hosts import HostList, HostQuery
     from gatekeeper.sidecar.routes.operators import ConfigBody, LeaseList, LeaseQuery
+    from gatekeeper.sidecar.routing import PageQuery
     from gatekeeper.sidecar.service import Service
 
 REFRESH: Final = 3.0
@@ -50,14 +51,18 @@ def state_badge(state: str | None) -> Html:
 # --- overview ---------------------------------------------------------------------------------
 
 
+_VERDICTS: Final = ("allow", "deny", "defer")
+_CAUSES: Final = {"file": "its robots.txt could not be fetched: "}
+"""How the cause of a hold-up begins, by its kind."""
+
+
 def overview_page(service: Service, overview: Overview) -> Page:
     """The overview: first what needs attention, then numbers and charts."""
     up = html.duration((overview.now - overview.started_at).total_seconds())
     body = [
         _attention(overview),
         markup('<section class="cards" aria-label="Numbers">{}</section>', _cards(overview)),
-        markup("<h2>The last hour</h2>"),
-        markup('<div class="charts" data-keep="charts">{}</div>', map(_chart, _CHARTS)),
+        _charts(),
         _recent_table(service),
         html.paragraph(f"{overview.user_agent}, version {overview.version}, up {up}"),
     ]
@@ -73,7 +78,6 @@ def _attention(overview: Overview) -> Html:
 
 
 def _warnings(overview: Overview) -> Iterator[Child]:
-    states = overview.host_states
     if not overview.ready:
         yield badge("bad", f"Not ready: {overview.state}")
     if not overview.reload.ok:
@@ -84,13 +88,15 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield [badge("warn", "A restart is needed"), " for ", html.link("config", names)]
     if overview.fleet is not None and overview.fleet.get("state") != "connected":
         yield badge("bad", f"The store of the fleet is {overview.fleet.get('state')}")
-    if blocked := states["blocked"]:
-        yield [badge("bad", f"{number(blocked)} blocked"), " ", _hosts_link("blocked")]
-    if paused := states["paused"]:
-        yield [badge("warn", f"{number(paused)} paused"), " ", _hosts_link("paused")]
+    yield from (_held_up(host, overview.now) for host in overview.held_up)
+    counts = {state: overview.host_states[state] for state in HELD_UP}
+    if sum(counts.values()) > len(overview.held_up):
+        links = [_hosts_link(state, count) for state, count in counts.items() if count]
+        yield ["All: ", _listed(links)]
     if overview.oldest_wait is not None and overview.oldest_wait > 60:
         said = f"A request has waited for {html.duration(overview.oldest_wait)}"
-        yield [badge("warn", said), " ", html.link("waiting", "see who waits")]
+        host = _host_link(overview.oldest_wait_host or "")
+        yield [badge("warn", said), " for ", host, "; ", html.link("waiting", "see who waits")]
     if overview.overdue:
         leases = "lease is" if overview.overdue == 1 else "leases are"
         over = badge("warn", f"{number(overview.overdue)} {leases} nearly over")
@@ -101,82 +107,118 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield badge("warn", f"{number(failed)} robots.txt {fetches} failed in the last 10 s")
 
 
-def _hosts_link(state: str) -> Html:
-    return html.link(f"hosts?state={state}", f"{state} hosts")
+def _held_up(host: HostBody, now: datetime) -> Child:
+    """Return which host is held up, until when, and why."""
+    shown = next((view for view in host.clocks if str(view) == host.why), None)
+    cause = None if shown is None else f": {_CAUSES.get(shown.kind, '')}{shown.cause}"
+    waiting = f"; {number(host.waiting)} waiting" if host.waiting else None
+    state = [" ", state_badge(host.state), _until(host, now)]
+    return [_host_link(host.host), state, cause, waiting]
+
+
+def _until(host: HostBody, now: datetime) -> Child:
+    if host.next_at is None:
+        return " until it is resumed" if host.state == "paused" else None
+    day = "" if host.next_at.date() == now.date() else f"{host.next_at:%Y-%m-%d} "
+    at = html.moment(host.next_at, f"{day}{host.next_at:%H:%M} UTC")
+    return [" until ", at, " (", html.age(host.next_at, now), ")"]
+
+
+def _host_link(host: str) -> Html:
+    return html.link(f"hosts/{quote(host, safe='')}", host)
+
+
+def _hosts_link(state: str, count: int) -> Html:
+    return html.link(f"hosts?state={state}", f"{number(count)} {state}")
+
+
+def _listed(parts: Iterable[Child]) -> list[Child]:
+    """Return the parts with commas between them; none of them is broken between two lines."""
+    whole: list[Child] = []
+    for part in parts:
+        whole += [", " if whole else None, markup('<span class="whole">{}</span>', part)]
+    return whole
 
 
 def _cards(seen: Overview) -> Iterator[Html]:
-    rates, states = seen.rates, seen.host_states
-    per = {name: number(rates[name]) for name in ("allow", "deny", "defer")}
-    yield _card(
-        "Decisions per second",
-        f"{per['allow']} allow",
-        f"{per['deny']} deny, {per['defer']} defer; {number(sum(seen.decisions.values()))} in all",
-        "live",
-    )
-    yield _card(
-        "robots.txt fetches",
-        f"{number(seen.robots_ok)} successful",
-        f"{number(seen.robots_failed)} failed",
-    )
+    rates = [seen.rates[name] for name in _VERDICTS]
+    known = [rate for rate in rates if rate is not None]
+    verdicts = _counted(dict(zip(_VERDICTS, rates, strict=True)))
+    yield _card("Decisions per second", sum(known) if known else None, verdicts, "live")
+    hosts = {state: count for state, count in seen.host_states.items() if state != "waiting"}
+    counting = [] if seen.hosts_complete else ["still counting"]
+    yield _card("Hosts", seen.hosts, [*_counted(hosts), *counting], "hosts")
     oldest = (
-        "no request waits"
-        if seen.oldest_wait is None
-        else f"the oldest for {html.duration(seen.oldest_wait)}"
+        [] if seen.oldest_wait is None else [f"the oldest for {html.duration(seen.oldest_wait)}"]
     )
-    yield _card("Waiting", number(seen.waiting), oldest, "waiting")
-    yield _card(
-        "Leases out",
-        number(seen.leases),
-        f"{number(seen.overdue)} nearly over, {number(seen.expired)} expired unreported",
-        "waiting?state=held",
-    )
-    more = "" if seen.hosts_complete else "; still counting"
-    yield _card(
-        "Hosts",
-        number(seen.hosts),
-        f"{number(states['blocked'])} blocked, {number(states['paused'])} paused, "
-        f"{number(states['deferred'])} deferred, {number(states['busy'])} busy{more}",
-        "hosts",
-    )
-    share = "-" if seen.cache_share is None else f"{100 * seen.cache_share:.1f} %"
-    yield _card("Answered from memory", share, "decisions without a fetch")
+    yield _card("Waiting requests", seen.waiting, oldest, "waiting?state=waiting")
+    late = _counted({"nearly over": seen.overdue, "expired": seen.expired})
+    yield _card("Leases out", seen.leases, late, "waiting?state=held")
+    failed = _counted({"failed": seen.robots_failed})
+    yield _card("robots.txt fetched", seen.robots_ok, failed)
+    if seen.cache_share is not None:
+        yield _card("From memory", f"{100 * seen.cache_share:.1f} %")
     if seen.fleet is not None:
-        yield _card("Fleet", str(seen.fleet.get("members", "-")), str(seen.fleet.get("state", "")))
-    reload = seen.reload
-    yield _card(
-        "Settings",
-        "in force" if reload.ok else "reload failed",
-        ["read ", html.age(reload.at, seen.now)],
-        "config",
-    )
+        yield _card("Members of the fleet", seen.fleet.get("members"), [seen.fleet.get("state")])
 
 
-def _card(name: str, value: str, more: Child, link: str | None = None) -> Html:
+def _counted(counts: Mapping[str, float | None]) -> list[str]:
+    return [f"{html.short_number(count)} {name}" for name, count in counts.items() if count]
+
+
+def _card(
+    name: str, value: float | str | None, more: Iterable[Child] = (), link: str | None = None
+) -> Html:
+    text = value if isinstance(value, str) else html.short_number(value)
     return markup(
-        '<div class="card"><h2>{}</h2><p class="value">{}</p><p class="more">{}</p></div>',
+        '<div class="card"><h2>{}</h2><p class="value"{}>{}</p><p class="more">{}</p></div>',
         html.link(link, name) if link else name,
-        value,
-        more,
+        html.attributes(title=None if text == value else number(value)),
+        text,
+        _listed(more),
     )
 
 
-_CHARTS: Final = (
-    ("decisions", "Decisions per second"),
-    ("waits", "Wait for a lease, seconds"),
-    ("robots", "robots.txt fetches per 10 s"),
-)
-"""The charts of `charts.js`, with their titles."""
+_CHARTS: Final = {
+    "Decisions per second": ("Decisions", {name: name for name in _VERDICTS}),
+    "Wait for a lease, seconds": ("Wait", {"wait_p50": "median", "wait_p95": "95th percentile"}),
+    "robots.txt fetches per 10 s": (
+        "Fetches",
+        {"robots_ok": "successful", "robots_failed": "failed"},
+    ),
+}
+"""The titles of the charts, their names in the legend, and the values of `/v1/series` that each
+shows, with their labels."""
 
 
-def _chart(chart: tuple[str, str]) -> Html:
-    name, title = chart
+def _charts() -> Html:
+    """Return the charts and their common legend, which shows the values at the cursor.
+
+    Without JavaScript they stay hidden.
+    """
+    legend, charts = [], []
+    for title, (short, series) in _CHARTS.items():
+        values = [
+            markup(
+                '<span class="whole"><i class="line"></i> {} <b data-value="{}">-</b></span> ',
+                label,
+                name,
+            )
+            for name, label in series.items()
+        ]
+        legend.append(markup("<p>{}: {}</p>", short, values))
+        own = html.attributes(
+            class_="chart", role="img", tabindex="0", aria_label=f"{title}: see the table below"
+        )
+        charts.append(
+            markup("<figure><figcaption>{}</figcaption><div{}></div></figure>", title, own)
+        )
     return markup(
-        '<figure><figcaption>{}</figcaption><div class="chart" data-chart="{}" role="img" '
-        'aria-label="{}: see the table below"></div></figure>',
-        title,
-        name,
-        title,
+        '<section id="charts" data-keep="charts" hidden><h2>The last hour</h2>'
+        '<div class="legend"><p>At <time id="moment">-</time></p>{}</div>'
+        '<div class="charts">{}</div></section>',
+        legend,
+        charts,
     )
 
 
@@ -272,7 +314,7 @@ def _host_row(host: HostBody, now: datetime) -> Html:
     """
     interval = None if host.interval is None else html.duration(host.interval)
     return row(
-        html.row_head(html.link(f"hosts/{quote(host.host, safe='')}", host.host)),
+        html.row_head(_host_link(host.host), class_="name"),
         state_badge(host.state),
         host.robots and [state_badge(host.robots), " ", html.age(host.robots_fetched_at, now)],
         html.num(interval, title=host.interval_source),
@@ -322,14 +364,15 @@ def _state_links(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, 
     return markup('<nav class="chips" aria-label="State">{}</nav>', links)
 
 
-def _pager(path: str, query: HostQuery | LeaseQuery, pages: int) -> Html | None:
+def _pager(path: str, query: PageQuery, pages: int, *, at: str = "") -> Html | None:
+    """Return the links to other pages of a table; `at` is the place in the page to show."""
     if pages <= 1:
         return None
     links: list[Child] = []
     pages_by_name = {"First": 1, "Previous": query.page - 1, "Next": query.page + 1, "Last": pages}
     for text, page in pages_by_name.items():
         if 1 <= page <= pages and page != query.page:
-            links += [html.link(_address(path, query, page=page), text), " "]
+            links += [html.link(_address(path, query, page=page) + at, text), " "]
     return markup(
         '<nav class="pager" aria-label="Pages of the table">Page {} of {} {}</nav>',
         number(query.page),
@@ -356,19 +399,23 @@ _SENTENCES: Final = {
 }
 
 
-def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor: Visitor) -> Page:
-    """The page of one host: its clocks and their sources, files, waiters, leases and actions."""
+def host_page(
+    service: Service, host: HostBody, query: PageQuery, listed: LeaseList, visitor: Visitor
+) -> Page:
+    """The page of one host: its state and the actions, its clocks and their sources, its files,
+    and a page of its waiting requests and leases."""
     now = utc(service.clock.wall())
     none = html.paragraph("No clock is running: a request may start now.", class_="empty")
     clocks = html.items(map(_sentence, host.clocks), class_="clocks")
     body = [
         html.paragraph(state_badge(host.state), " ", _status(host, now), class_="lead"),
+        _actions(service, host, visitor),
         markup("<h2>Clocks</h2>{}", clocks if host.clocks else none),
         _fleet_holds(host, now),
         markup("<h2>robots.txt</h2>{}", _origins(service, host.host, now)),
-        markup("<h2>Waiting requests and leases</h2>"),
-        _leases_table(leases, visitor, now, root="../"),
-        markup("<h2>Actions</h2>{}", _actions(service, host, visitor)),
+        markup('<h2 id="leases">Waiting requests and leases</h2>'),
+        _leases_table(listed.leases, visitor, now, of_one_host=True),
+        _pager(quote(host.host, safe=""), query, listed.pages, at="#leases"),
     ]
     return Page(host.host, f"hosts/{quote(host.host, safe='')}", body, REFRESH)
 
@@ -404,9 +451,8 @@ def _status(host: HostBody, now: datetime) -> Child:
 def _sentence(view: ClockView) -> Child:
     seconds = "" if view.seconds is None else html.duration(view.seconds)
     text = _SENTENCES.get(view.kind, view.kind).format(seconds=seconds)
-    source = str(view).partition(f": {view.kind}: ")[2] if view.kind == "block" else view.source
     return [
-        markup("<strong>{}</strong> {}: {}", view.scope, text, source),
+        markup("<strong>{}</strong> {}: {}", view.scope, text, view.cause),
         markup("<em> This one applies.</em>") if view.decides else None,
         markup("<em> pacing.max_interval limits it.</em>") if view.clamped else None,
     ]
@@ -551,35 +597,39 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
         ),
         _state_links("waiting", query, states),
         html.paragraph(f"{number(listed.total)} in total", aria_live="polite"),
-        _leases_table(listed.leases, visitor, now, root="./"),
+        _leases_table(listed.leases, visitor, now),
         _pager("waiting", query, listed.pages),
     ]
     return Page("Waiting", "waiting", body, REFRESH)
 
 
-def _leases_table(leases: list[LeaseView], visitor: Visitor, now: datetime, *, root: str) -> Html:
+def _leases_table(
+    leases: list[LeaseView], visitor: Visitor, now: datetime, *, of_one_host: bool = False
+) -> Html:
+    host = () if of_one_host else ("Host",)
     return html.table(
         "Leases and waiting requests",
-        ("State", "Host", "URL", "Client", "Since", "Ends", "Expected", "Action"),
-        [_lease_row(lease, visitor, now, root) for lease in leases],
+        ("State", *host, "URL", "Client", "Since", "Ends", "Expected", "Action"),
+        [_lease_row(lease, visitor, now, of_one_host) for lease in leases],
         empty="No request is waiting, and no lease is out.",
     )
 
 
-def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, root: str) -> Html:
+def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, of_one_host: bool) -> Html:
+    link = _host_link(one.host)
     place: Child = None
     if one.state == "waiting":
         when = "after an event" if one.expected_at is None else html.age(one.expected_at, now)
         place = [f"number {one.place}, ", when]
     return row(
         html.row_head(badge("ok" if one.state == "held" else "warn", one.state)),
-        html.link(f"{root}hosts/{quote(one.host, safe='')}", one.host),
+        *(() if of_one_host else (link,)),
         html.text_cell(one.url),
         one.client,
         html.age(one.since, now),
         html.age(one.expires_at, now),
         place,
-        _drop(one, visitor, root),
+        _drop(one, visitor, "../" if of_one_host else "./"),
         id_=f"lease-{one.id}" if one.id else None,
     )
 

@@ -54,8 +54,11 @@ HostSort = Literal[
     "-allowed",
     "denied",
     "-denied",
+    "held_up",
+    "-held_up",
 ]
-"""The column to sort by; a leading `-` sorts in descending order."""
+"""The column to sort by; a leading `-` sorts in descending order. `-held_up`: first the hosts that
+are blocked, then those paused, deferred, and the others, each by its number of waiting requests."""
 
 
 class HostQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -64,8 +64,9 @@ async def overview_of(service: Service) -> Overview:
         decisions[verdict.value] += count
     total = sum(decisions.values())
     fetches = stats.directory.fetches
-    states, complete = await state.hosts.states()
-    held = list(service.leases)
+    states, held_up = await state.states()
+    held, waiters = list(service.leases), service.leases.waiters
+    oldest = min(waiters, key=lambda one: one.since, default=None)
     good, failed = retrievals(stats)
     metrics = service.metrics
     return Overview(
@@ -80,14 +81,16 @@ async def overview_of(service: Service) -> Overview:
         robots=stats.directory.outcomes,
         robots_ok=good,
         robots_failed=failed,
-        waiting=len(service.leases.waiters),
-        oldest_wait=max((now - one.since for one in service.leases.waiters), default=None),
+        waiting=len(waiters),
+        oldest_wait=None if oldest is None else now - oldest.since,
+        oldest_wait_host=None if oldest is None else oldest.host,
         leases=len(held),
         overdue=sum(one.due - now < _NEARLY_OVER * one.ttl for one in held),
         expired=service.leases.ended["expired"],
         hosts=len(state.hosts),
-        host_states=states,
-        hosts_complete=complete,
+        host_states=states.counts,
+        hosts_complete=states.complete,
+        held_up=held_up,
         cache_share=max(0.0, 1.0 - fetches / total) if total else None,
         fleet=None if stats.fleet is None else msgspec.to_builtins(stats.fleet),
         reload=Reloads(
@@ -128,13 +131,18 @@ async def list_leases(service: Service, call: Call) -> web.StreamResponse:
     return json_response(lease_list(service, call.parameters(LeaseQuery)))
 
 
-def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
-    """Return a page of leases and waiting requests; views are made for those on the page only."""
+def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) -> LeaseList:
+    """Return a page of leases and waiting requests, with a `name` those of that host.
+
+    Views are made for those on the page only.
+    """
     total, first = 0, query.first
     shown: list[LeaseView] = []
     host = query.host.lower()
     for found in service.operators.leases(query.state):
         if host not in found.host or (query.client is not None and found.client != query.client):
+            continue
+        if name is not None and found.host != name:
             continue
         if first <= total < first + query.per_page:
             shown.append(found.view())

@@ -25,6 +25,7 @@ from gatekeeper.sidecar.routing import (
     CRAWL_OR_ADMIN,
     Call,
     Handler,
+    PageQuery,
     Problem,
     Role,
     Route,
@@ -232,12 +233,11 @@ async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
 
 async def host(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/hosts/{host}`"""
-    name = host_named(call.params["host"])
-    entries = service.operators.leases()
-    leases = [entry.view() for entry in entries if entry.host == name][:100]
-    return status_pages.host_page(
-        service, await host_routes.host_of(service, name), leases, visitor
-    )
+    name, query = host_named(call.params["host"]), call.parameters(PageQuery)
+    leases = operators.LeaseQuery(page=query.page, per_page=query.per_page)
+    listed = operators.lease_list(service, leases, name=name)
+    body = await host_routes.host_of(service, name)
+    return status_pages.host_page(service, body, query, listed, visitor)
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -117,6 +117,9 @@ async function keepUp() {
   }
 }
 
+// In a narrow window the links to the pages are one row, which scrolls.
+document.querySelector("header [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 if (seconds) {
   keepUp();
   if (document.body.dataset.root !== "./") keepSession();

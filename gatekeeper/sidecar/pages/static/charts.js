@@ -1,33 +1,69 @@
-// The three charts of the overview, from the series of the last hour.
+// The three charts of the overview, from the series of the last hour. They share a legend and a
+// cursor: the legend shows the values at the cursor, or else the latest ones.
 import { tellStale } from "./app.js";
 
 const root = document.body.dataset.root;
-const CHARTS = {
-  decisions: [["allow", "--one"], ["deny", "--two"], ["defer", "--three"]],
-  waits: [["wait_p50", "--one", "median"], ["wait_p95", "--two", "95th percentile"]],
-  robots: [["robots_ok", "--one", "fetched"], ["robots_failed", "--two", "failed"]],
-};
-const plots = new Map();
+const section = document.getElementById("charts");
+const moment = document.getElementById("moment");
+const HUES = ["--one", "--two", "--three"];
+const DASHES = [[], [8, 4], [2, 3]];
+const CHARTS = [...section.querySelectorAll(".chart")].map((place, n) => ({
+  place,
+  values: [...section.querySelectorAll(`.legend p:nth-of-type(${n + 2}) [data-value]`)],
+  plot: null,
+}));
+let series = null;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
 
-function draw(place, names, body) {
-  const data = [body.times, ...names.map(([name]) => body.values[name])];
-  const known = plots.get(place);
-  if (known) {
-    known.setData(data);
+function draw(chart) {
+  const data = [series.times, ...chart.values.map((one) => series.values[one.dataset.value])];
+  if (chart.plot) {
+    chart.plot.setData(data);
     return;
   }
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
-  const options = {
-    width: place.clientWidth, height: 190, cursor: { y: false }, legend: { live: false },
+  chart.plot = new uPlot({
+    width: chart.place.clientWidth, height: 170, tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "UTC"),
+    cursor: { y: false, drag: { setScale: false }, sync: { key: "hour" } }, legend: { show: false },
+    hooks: { setCursor: [(plot) => show(plot.cursor.idx)] },
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-    axes: [{ ...axis, space: 70, values: [[60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]] }, { ...axis, size: 52 }],
-    series: [{}, ...names.map(([name, hue, label], n) => ({
-      label: label || name, stroke: colour(hue), width: 2, dash: [[], [8, 4], [2, 3]][n], points: { show: false },
+    axes: [
+      { ...axis, space: 70, size: 28, values: [[60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]] },
+      { ...axis, size: 52, values: (_, ticks) => ticks.map((one) => NUMBER.format(one)) },
+    ],
+    series: [{}, ...chart.values.map((_, n) => ({
+      stroke: colour(HUES[n]), width: 2, dash: DASHES[n], points: { show: false },
     }))],
-  };
-  plots.set(place, new uPlot(options, data, place));
+  }, data, chart.place);
+}
+
+/** Show the values of one moment in the legend; `at` is its index, null: the latest. */
+function show(at) {
+  const last = series.times.length - 1;
+  const n = at ?? last;
+  if (n < 0 || n > last) return;
+  const time = new Date(series.times[n] * 1e3).toISOString();
+  moment.dateTime = time;
+  moment.textContent = `${time.slice(11, 19)} UTC${at === null || at === undefined ? " (latest)" : ""}`;
+  for (const { values } of CHARTS) {
+    for (const one of values) {
+      const value = series.values[one.dataset.value][n];
+      one.textContent = value === null ? "-" : NUMBER.format(value);
+    }
+  }
+}
+
+/** Move the cursor of all charts by the arrow keys. */
+function step(event) {
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const { plot } = CHARTS.find(({ place }) => place === event.currentTarget);
+  if (!by || !plot) return;
+  const last = series.times.length - 1;
+  const at = Math.max(0, Math.min(last, (plot.cursor.idx ?? last + 1) + by));
+  plot.setCursor({ left: plot.valToPos(series.times[at], "x"), top: 1 });
+  event.preventDefault();
 }
 
 async function update() {
@@ -35,23 +71,24 @@ async function update() {
   try {
     const answer = await fetch(`${root}series`, { credentials: "same-origin" });
     if (!answer.ok) return;
-    const body = await answer.json();
-    for (const place of document.querySelectorAll("[data-chart]")) {
-      draw(place, CHARTS[place.dataset.chart], body);
-    }
+    series = await answer.json();
+    CHARTS.forEach(draw);
+    show(CHARTS[0].plot.cursor.idx);
   } catch {
     tellStale("The data are stale: the sidecar does not answer. Trying again.");
   }
 }
 
 function again() {
-  for (const [place, plot] of plots) {
-    plot.destroy();
-    plots.delete(place);
+  for (const chart of CHARTS) {
+    if (chart.plot) chart.plot.destroy();
+    chart.plot = null;
   }
   update();
 }
 
+section.hidden = false;
+for (const { place } of CHARTS) place.addEventListener("keydown", step);
 update();
 setInterval(update, 10000);
 let size;
