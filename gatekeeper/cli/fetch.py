@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask again about URLs that an earlier run was denied (refusals by the guard or by an "
         "override of the configuration are always asked about again)",
     )
+    parser.add_argument(
+        "--denied-ok",
+        action="store_true",
+        help="exit 0 if every URL was fetched or denied, as scripts under `set -e` need",
+    )
     _add_limits(parser)
     parser.add_argument_group("output with --json", _JSON_HELP)
 
@@ -118,7 +123,7 @@ def _concurrency(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if every URL was fetched, 1 if any was not, 130 after Ctrl-C."""
+    """Exit 0 if every URL was fetched (with --denied-ok: or denied), 1 if not, 130 after Ctrl-C."""
     from gatekeeper.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
     from gatekeeper.crawl.runner import Job, crawl  # noqa: PLC0415
     from gatekeeper.sidecar.listening import (  # noqa: PLC0415
@@ -152,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         max_wait=args.max_wait,
         as_json=args.json,
         retry_denied=args.retry_denied,
+        denied_ok=args.denied_ok,
     )
     with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(crawl(job, watcher(quiet=args.json)))

@@ -374,13 +374,13 @@ class Crawl:
 
     def _refuse(self, error: InvalidURL, where: str | None) -> None:
         """Record a text that is not a URL. It is reported once, and not again by later runs."""
-        if not self._skip(error.url):
+        if not self._skip(error.url, is_url=False):
             self._chains.begin(error.url)
             self.tally.total += 1
             attempt, problem = Attempt(error.url, tries=0), f"invalid URL: {error.problem}"
             self._finish(attempt.failed(problem, self._now(), where=where))
 
-    def _skip(self, url: str) -> bool:
+    def _skip(self, url: str, *, is_url: bool = True) -> bool:
         """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
         unarchived = refused = False
         if url not in self._chains:
@@ -388,7 +388,7 @@ class Crawl:
             if manifest is None or not manifest.done(url):
                 return False
             unarchived, refused = manifest.unarchived(url), not manifest.fetched(url)
-        self.tally.skip(unarchived=unarchived, refused=refused)
+        self.tally.skip(unarchived=unarchived, refused=refused, is_url=is_url)
         return True
 
     def _requeue(self, url: str, attempt: Attempt, priority: int) -> None:

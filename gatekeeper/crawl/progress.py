@@ -102,6 +102,8 @@ class Tally:
     """Skipped URLs whose pages are not in the WARC file of this run."""
     refused: int = 0
     """Skipped URLs that an earlier run was denied, or that are not URLs."""
+    not_urls: int = 0
+    """Those of them that are not URLs."""
     begun: int = 0
     """Leases taken."""
     in_flight: int = 0
@@ -121,11 +123,13 @@ class Tally:
         """URLs without an outcome that are not being fetched now."""
         return self.total - self.done - self.in_flight
 
-    @property
-    def clean(self) -> bool:
-        """True if every URL was fetched, by this run or an earlier one, and every sitemap read."""
-        fetched = self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
-        return fetched and not self.unread
+    def clean(self, *, denied_ok: bool = False) -> bool:
+        """Return True if every URL was fetched, by this run or an earlier one, or with `denied_ok`
+        fetched or denied, and every sitemap was read."""
+        good, bad = self.outcomes[Result.FETCHED], self.refused
+        if denied_ok:
+            good, bad = good + self.outcomes[Result.DENIED], self.not_urls
+        return self.done == self.total == good and not bad and not self.unread
 
     @property
     def unread(self) -> int:
@@ -133,11 +137,12 @@ class Tally:
         errors = (one.source for one in self.sitemaps if one.severity is Severity.ERROR)
         return len(set(errors))
 
-    def skip(self, *, unarchived: bool, refused: bool) -> None:
+    def skip(self, *, unarchived: bool, refused: bool, is_url: bool = True) -> None:
         """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
         self.skipped += 1
         self.unarchived += unarchived
         self.refused += refused
+        self.not_urls += refused and not is_url
 
     def add(self, entry: Entry) -> None:
         """Count the outcome of a URL."""

@@ -146,6 +146,8 @@ class Job:
     as_json: bool = False
     retry_denied: bool = False
     """Ask again about URLs that an earlier run was denied."""
+    denied_ok: bool = False
+    """A denied URL is no failure."""
 
     @property
     def manifest(self) -> Path | None:
@@ -214,7 +216,7 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
     _print_summary(job, work.tally, end)
     if interrupted():
         return INTERRUPTED
-    return OK if work.tally.clean else DENIED
+    return OK if work.tally.clean(denied_ok=job.denied_ok) else DENIED
 
 
 def _open_outputs(job: Job, stack: AsyncExitStack) -> Outputs:

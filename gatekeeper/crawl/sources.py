@@ -56,14 +56,19 @@ class URLList:
 def open_list(file: str | None) -> Iterator[URLList | None]:
     """Open the list that -i names; `-` is standard input, None is no list.
 
-    Raises OSError for a file that can't be read, ConfigError if standard input is closed.
+    Raises ConfigError for a file that can't be opened, and if standard input is closed.
     """
     if file is None:
         yield None
     elif file == "-":
         yield _stdin()
     else:
-        with Path(file).open("rb", buffering=0) as stream:
+        try:
+            stream = Path(file).open("rb", buffering=0)  # noqa: SIM115 - closed below
+        except OSError as error:
+            remedy = "give a file with one URL per line, or `-` for standard input"
+            raise ConfigError(f"-i {file}: {error.strerror}; {remedy}") from error
+        with stream:
             yield URLList(file, stream.fileno())
 
 

@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 UNIX = "unix:"
 """Prefix of the path of a unix socket in messages."""
 MIN_TOKEN = 32
+_MAKE_ONE = "make one with `openssl rand -hex 32`"
 _MAX_TOKENS_OF_CLIENT = 2
 _MAX_TOKENS = 1000
 _CLIENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
@@ -150,27 +151,32 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
 def _tokens_of(lines: list[bytes]) -> Tokens:
     """Read the tokens in the lines of a file. Raises ConfigError, whose text holds no token."""
     found: list[bytes | Token] = []
+    first: dict[bytes, int] = {}
+    """The line of each token."""
     names: Counter[str] = Counter()
     for number, line in enumerate(lines, 1):
-        if line and not line.startswith(b"#"):
-            token = _token_of(line, number) if b":" in line else line
-            names[token.name if isinstance(token, Token) else ""] += 1
-            found.append(token)
-    values = [one.value if isinstance(one, Token) else one for one in found]
-    if not found:
-        raise ConfigError("no token; make one with `openssl rand -hex 32`")
-    for name, count in names.items():
-        if count > _MAX_TOKENS_OF_CLIENT:
+        if not line or line.startswith(b"#"):
+            continue
+        token = _token_of(line, number) if b":" in line else line
+        name, value = (token.name, token.value) if isinstance(token, Token) else ("", token)
+        if len(value) < MIN_TOKEN:
+            raise ConfigError(
+                f"line {number}: the token is shorter than {MIN_TOKEN} characters; {_MAKE_ONE}"
+            )
+        if value in first:
+            raise ConfigError(f"line {number}: a token that occurs twice, first in {first[value]}")
+        if names[name] == _MAX_TOKENS_OF_CLIENT:
             whose = f" of {name!r}" if name else ""
-            raise ConfigError(f"{count} tokens{whose}; each client has one or two")
-    if len(found) > _MAX_TOKENS:
-        raise ConfigError(f"{len(found)} tokens; at most {_MAX_TOKENS} are allowed")
-    if len(set(values)) < len(values):
-        raise ConfigError("a token occurs twice")
-    if any(len(value) < MIN_TOKEN for value in values):
-        raise ConfigError(
-            f"a token is shorter than {MIN_TOKEN} characters; make one with `openssl rand -hex 32`"
-        )
+            raise ConfigError(
+                f"line {number}: {names[name] + 1} tokens{whose}; each client has one or two"
+            )
+        if len(found) == _MAX_TOKENS:
+            raise ConfigError(f"line {number}: more than {_MAX_TOKENS} tokens")
+        first[value] = number
+        names[name] += 1
+        found.append(token)
+    if not found:
+        raise ConfigError(f"no token; {_MAKE_ONE}")
     return Tokens(found)
 
 

@@ -71,6 +71,19 @@ def test_a_misspelt_option_is_refused_with_a_suggestion(capsys: Capture, command
     assert "unrecognized arguments: --confg=x --zzz; did you mean --config?" in said
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("fecth", "fetch"), ("chek", "check"), ("helthcheck", "healthcheck"), ("xyzzy", None)],
+)
+def test_a_misspelt_command_is_refused_with_a_suggestion(
+    capsys: Capture, word: str, meant: str | None
+) -> None:
+    hint = f"; did you mean {meant}?" if meant else ""
+    told = f"gatekeeper: error: there is no command '{word}'{hint}; `gatekeeper --help` lists all"
+    assert refused(capsys, word, "http://a.test/", "--json") == told
+    assert refused(capsys, "help", word) == told
+
+
 @pytest.mark.parametrize("address", ["8080", "127.0.0.1:70000", ":80", "127.0.0.1:http"])
 def test_proxy_takes_a_host_and_a_port(capsys: Capture, address: str) -> None:
     said = refused(capsys, "proxy", "--listen", address)

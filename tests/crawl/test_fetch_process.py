@@ -120,7 +120,10 @@ async def test_a_call_without_urls_is_an_error_of_one_line(tmp_path: Path) -> No
 async def test_a_missing_list_of_urls_is_an_error_of_one_line() -> None:
     code, _, err = await finish(await start("-i", "nowhere.txt"))
     assert code == 2
-    assert err.splitlines()[-1].startswith("gatekeeper fetch: nowhere.txt: No such file")
+    assert err.splitlines()[-1] == (
+        "gatekeeper fetch: -i nowhere.txt: No such file or directory; give a file with one URL per "
+        "line, or `-` for standard input"
+    )
 
 
 async def test_an_empty_standard_input_fetches_nothing_and_exits_0() -> None:

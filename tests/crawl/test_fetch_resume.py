@@ -34,6 +34,20 @@ async def test_the_next_run_requests_no_page_that_is_done(
     assert len(site.requests) == asked
 
 
+async def test_with_denied_ok_a_denied_url_is_no_failure_in_any_run(
+    internet: FakeInternet, folder: Path
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /2\n").page("/1")
+    urls = ("http://a.test/1", "http://a.test/2")
+    options: dict[str, Any] = {"output": folder, "denied_ok": True}
+    for _ in range(2):
+        assert await fetch(internet, *urls, **options) == 0
+        assert await fetch(internet, *urls, output=folder) == 1
+        assert await fetch(internet, *urls, **options, retry_denied=True) == 0
+    for _ in range(2):
+        assert await fetch(internet, *urls, "http://", **options) == 1
+
+
 async def test_denied_urls_are_checked_again_on_demand(
     internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

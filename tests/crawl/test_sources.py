@@ -43,7 +43,7 @@ async def test_arguments_come_first_then_the_lines_of_the_file(tmp_path: Path) -
 
 
 async def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(ConfigError, match=r"-i .*nowhere.txt: No such .*; give a file with one"):
         await read(file=str(tmp_path / "nowhere.txt"))
 
 

@@ -135,7 +135,31 @@ def test_urls_neither_done_nor_in_flight_are_waiting() -> None:
 def test_only_a_crawl_that_fetched_everything_is_clean(
     entries: list[Entry], total: int, clean: bool
 ) -> None:
-    assert tally(*entries, total=total).clean is clean
+    assert tally(*entries, total=total).clean() is clean
+
+
+NO = denied("https://a.test/no", 2, "Disallow: /no")
+
+
+@pytest.mark.parametrize(
+    ("entries", "total", "skipped", "clean"),
+    [
+        ([fetched(), NO], 2, {}, True),
+        ([NO], 2, {}, False),
+        ([NO, failed("https://a.test/", "x")], 2, {}, False),
+        ([fetched()], 1, {"refused": True}, True),
+        ([fetched()], 1, {"refused": True, "is_url": False}, False),
+    ],
+    ids=["denied", "unfinished", "failed", "denied before", "no URL"],
+)
+def test_with_denied_ok_only_failed_and_unfinished_urls_count(
+    entries: list[Entry], total: int, skipped: dict[str, bool], clean: bool
+) -> None:
+    made = tally(*entries, total=total)
+    if skipped:
+        made.skip(unarchived=False, **skipped)
+    assert made.clean(denied_ok=True) is clean
+    assert not made.clean()
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,31 @@ def test_a_line_that_cannot_be_read_is_told_without_the_token(
     assert TWO not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ("short", "the token is shorter than 32 characters; make one with `openssl"),
+        ("shop:crawl:short", "the token is shorter than 32 characters; make one with `openssl"),
+        (f"shop:crawl:{ONE}", "a token that occurs twice, first in 2"),
+        (f"news:check:{THREE}", "3 tokens of 'news'; each client has one or two"),
+        ("shop:crawler:x", "write `token`, or `name:role:token`"),
+        (f"local:crawl:{THREE}", "a client's name begins with a letter"),
+    ],
+)
+def test_every_error_about_a_token_names_its_line(
+    write: Callable[..., str], wrong: str, problem: str
+) -> None:
+    path = write("# tokens", f"news:check:{ONE}", "", f"news:check:{TWO}", wrong, BARE)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: line 5: {problem}")):
+        read_tokens(path)
+
+
+def test_a_token_too_many_is_named_by_its_line(write: Callable[..., str]) -> None:
+    lines = [f"c{n}:check:{n:032}" for n in range(1001)]
+    with pytest.raises(ConfigError, match="line 1001: more than 1000 tokens"):
+        read_tokens(write(*lines))
+
+
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o660])
 def test_a_file_that_others_may_write_to_is_refused(write: Callable[..., str], mode: int) -> None:
     with pytest.raises(ConfigError, match=rf"others may write to it \(mode {mode:04o}\)"):
