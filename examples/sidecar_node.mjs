@@ -16,8 +16,9 @@ async function post(path, body) {
 async function crawl(url) {
   // Take a lease: 201, or a problem document that says why there is none.
   const lease = await post("/v1/leases", { url, wait: 30, user_agent: agent });
-  if (lease.status === 403) return `denied (${lease.body.decision?.reason ?? lease.body.title})`;
-  if (lease.status !== 201) return `no lease (${lease.body.title})`;
+  if (lease.body.decision && lease.status !== 201)
+    return `${lease.body.decision.verdict} (${lease.body.decision.reason})`;
+  if (lease.status !== 201) return `no lease (${lease.body.detail})`;
   let report = {}; // no response: the host's clock runs nevertheless
   try {
     const began = performance.now();

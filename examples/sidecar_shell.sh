@@ -39,7 +39,7 @@ while read -r url; do
     done
     # A problem document of the sidecar instead of a page.
     case $(field Content-Type) in
-    application/problem+json*) status="$status $(sed -n 's/.*"title":"\([^"]*\)".*/\1/p' "$file")" ;;
+    application/problem+json*) status="$status $(sed -n 's/.*"detail":"\([^"]*\)".*/\1/p' "$file")" ;;
     esac
     echo "$url $status"
 done

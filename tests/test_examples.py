@@ -123,6 +123,8 @@ async def test_python_asks_a_sidecar(internet: FakeInternet, base: str, config: 
 async def test_node_asks_a_sidecar(internet: FakeInternet, base: str, config: Path) -> None:
     assert NODE is not None
     urls = [f"{base}/a", f"{base}/b", f"{base}/private", f"{base}/busy"]
+    internet.site("127.0.0.2").robots("busy", status=503)
+    urls.append(f"http://127.0.0.2:{internet.listener('127.0.0.2').port()}/x")
     async with sidecar(config) as url:
         code, output = await run(
             NODE, str(EXAMPLES / "sidecar_node.mjs"), *urls, GATEKEEPER_URL=url
@@ -132,8 +134,9 @@ async def test_node_asks_a_sidecar(internet: FakeInternet, base: str, config: Pa
     said = dict(line.split(" ", 1) for line in output.splitlines())
     assert said[urls[0]] == "200, 9 bytes"
     assert said[urls[1]] == "200, 10 bytes"
-    assert said[urls[2]].startswith("denied")
+    assert said[urls[2]] == "deny (rule)"
     assert said[urls[3]] == "429, 0 bytes"
+    assert said[urls[4]] == "defer (server_error)"
     assert "/private" not in internet.sites["127.0.0.1"].paths
     assert min(gaps(internet)) >= INTERVAL * 0.95
 
@@ -188,7 +191,7 @@ async def test_typescript_asks_a_sidecar_with_generated_types(
     assert first == "4 URLs, 1 denied"
     assert dict(line.split(" ", 1) for line in rest) == {
         urls[0]: "200, 9 bytes",
-        urls[1]: "denied (rule)",
+        urls[1]: "deny (rule)",
         urls[2]: "429, 0 bytes",
         urls[3]: "200, 10 bytes",
     }
@@ -220,7 +223,7 @@ async def test_the_shell_crawls_through_a_sidecar(
     said = dict(line.split(" ", 1) for line in output.splitlines())
     assert said == {
         urls[0]: "200",
-        urls[1]: "403 Forbidden",
+        urls[1]: f"403 deny {urls[1]} for examplebot: rule (line 2: Disallow: /private)",
         urls[2]: "429",  # the site's own response, passed on unchanged
         urls[3]: "200",  # after the end of the host's block, as reported by the sidecar
     }

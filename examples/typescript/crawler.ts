@@ -28,9 +28,10 @@ async function acquire(url: string): Promise<Lease | string> {
     });
     if (data) return data;
     const seconds = Number(response.headers.get("Retry-After") ?? "1");
-    if (response.status === 403) return `denied (${error.decision?.reason ?? error.title})`;
     if (![429, 503].includes(response.status) || seconds > 60 || attempt === tries)
-      return `no lease (${error.title})`;
+      return error.decision
+        ? `${error.decision.verdict} (${error.decision.reason})`
+        : `no lease (${error.detail})`;
     await sleep(seconds);
   }
 }
