@@ -5,7 +5,8 @@ Beyond passing questions on, a client guarantees:
 fail closed   while the sidecar is unreachable, decisions are DEFER, reason gate_unreachable
 batching      checks made in one iteration of the event loop are sent in one request
 caching       a decision is repeated while it is valid: see `gatekeeper.client.questions`
-retries       questions are retried for `patience` seconds, reports for ten minutes
+retries       questions are retried for `patience` seconds (`connect_timeout` before the first
+              response), reports for ten minutes
 leases        renewed while they are held, given back when their caller is cancelled
 """
 
@@ -94,8 +95,11 @@ class RemoteGatekeeper:
     "open" allows; the decision's reason is gate_unreachable. A lease needs the sidecar in any case,
     as only the sidecar knows when a host is due.
 
-    `patience`: seconds for which an unanswered question is retried. `timeout`: seconds for one
-    answer, for which the sidecar may have to fetch a robots.txt and wait for its lease. `poll`:
+    `patience`: seconds for which an unanswered question is retried, for example while the sidecar
+    restarts. `connect_timeout`: seconds in which a connection must stand; until the sidecar has
+    answered once, questions are retried for no longer, so that a wrong address shows soon.
+    `timeout`: seconds for one answer, for which the sidecar may have to fetch a robots.txt and wait
+    for its lease. `poll`:
     seconds that one request for a lease waits in the sidecar (less if its server.max_wait is);
     `most_polls`: how many may wait at the same time. `remember`: the most seconds for which a
     decision is cached; `remember_most`: how many are cached (0: none).
@@ -130,6 +134,7 @@ class RemoteGatekeeper:
         config: Config | None = None,
         ssl: ssl.SSLContext | None = None,
         patience: float = 10.0,
+        connect_timeout: float = 2.0,
         timeout: float = 90.0,
         poll: float = 240.0,
         most_polls: int = 1000,
@@ -148,7 +153,14 @@ class RemoteGatekeeper:
         self._clock = clock = clock or SystemClock()
         rng = rng or random.Random()
         self._connection = SidecarConnection(
-            where, token=token, ssl=ssl, patience=patience, timeout=timeout, clock=clock, rng=rng
+            where,
+            token=token,
+            ssl=ssl,
+            patience=patience,
+            connect_timeout=connect_timeout,
+            timeout=timeout,
+            clock=clock,
+            rng=rng,
         )
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
@@ -169,8 +181,7 @@ class RemoteGatekeeper:
             rng=rng,
         )
         self._middleware = gate_middleware(self)
-        self._prefix = f"client-{secrets.token_hex(4)}-"
-        self._counter = itertools.count(1)
+        self._prefix, self._counter = f"client-{secrets.token_hex(4)}-", itertools.count(1)
         self._open = self._closed = False
         self._asked = self._remembered = self._unanswered = 0
 

@@ -32,8 +32,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-_CONNECT_SECONDS = 5.0
-"""Seconds in which a sidecar must accept the connection."""
 _LINE_OCTETS = 1_048_576
 """More octets than a line has, which may hold two of the longest URLs."""
 _JSON = {"Content-Type": "application/json"}
@@ -85,7 +83,9 @@ class SidecarConnection:
     """A pool of connections to one sidecar.
 
     `patience` is the number of seconds for which `ask` retries before it gives up. After that every
-    question is attempted once, until one is answered. `timeout` is the number of seconds for one
+    question is attempted once, until one is answered. `connect_timeout` is the number of seconds in
+    which a connection must stand, and replaces `patience` until the first response: before that, a
+    wrong address is more likely than a restart. `timeout` is the number of seconds for one
     response. Raises ConfigError for an invalid address or token.
     """
 
@@ -96,21 +96,27 @@ class SidecarConnection:
         token: str | None,
         ssl: ssl.SSLContext | None,
         patience: float,
+        connect_timeout: float,
         timeout: float,
         clock: Clock,
         rng: random.Random,
     ) -> None:
+        if not connect_timeout > 0:
+            raise errors.ConfigError(f"connect_timeout={connect_timeout!r}: give seconds above 0")
         base, self._socket = _parse_address(where)
         self.base: str = base
         self._headers = _authorization(token)
         self._context = ssl
         self._patience = patience
+        self._connect_timeout = connect_timeout
         self._timeout = timeout
         self._clock = clock
         self._rng = rng
         self._session: aiohttp.ClientSession | None = None
         self.down: bool = False
         """True from the time at which a request was given up until the next response."""
+        self._answered = False
+        """There was a response."""
         self.requests: int = 0
         self.repeated: int = 0
         self.failures: int = 0
@@ -132,7 +138,7 @@ class SidecarConnection:
             connector=connector,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
             trust_env=False,  # T19: no proxy between a client and its sidecar
             **HEAD_LIMITS,  # a proxy before the sidecar may add fields
         )
@@ -167,14 +173,15 @@ class SidecarConnection:
             ):
                 data = await response.read()
         except aiohttp.ConnectionTimeoutError:
-            raise self._failure(f"no connection within {_CONNECT_SECONDS:g} s") from None
+            within = f"nothing within {self._connect_timeout:g} s"
+            raise self._failure(self._no_connection(within)) from None
         except TimeoutError:
             raise self._failure(f"no answer within {seconds:g} s", late=True) from None
         except (aiohttp.ClientError, OSError) as error:
             if descriptors.is_shortage(error):
                 descriptors.close_idle()  # for the next attempt
             raise self._failure(self._description(error)) from None
-        self.down = False
+        self.down, self._answered = False, True
         # Only seconds: a sidecar never sends a date.
         retry_after = delta_seconds(response.headers.get("Retry-After", ""))
         return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
@@ -212,12 +219,27 @@ class SidecarConnection:
         if descriptors.is_shortage(error):
             return f"{where}: {descriptors.describe_shortage()}"
         if isinstance(error, aiohttp.ClientConnectorError):
-            return f"{where}: {_os_reason(error.os_error)}; is `gatekeeper serve` running there?"
+            return self._no_connection(_os_reason(error.os_error))
         return str(error) or type(error).__name__
+
+    def _no_connection(self, why: str) -> str:
+        where = self._socket or self.base
+        return f"no connection to {where}: {why}; is `gatekeeper serve` running there?"
 
     def _failure(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
         self.failures += 1
         return SidecarUnreachable(detail, late=late)
+
+    def give_up(self, why: object) -> None:
+        """Note that a request is given up: `why` is logged, unless the one before was as well."""
+        if not self.down:
+            _log.warning("the sidecar can't be asked: %s", why)
+        self.down = True
+
+    def last_retry(self, began: float, end: float) -> float:
+        """Return when the last attempt of a request may begin that began at `began`, and of which
+        the attempts end at `end`."""
+        return end if self._answered else min(end, began + self._connect_timeout)
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
         """Send an idempotent request, with retries while patience lasts.
@@ -227,8 +249,8 @@ class SidecarConnection:
         end = self._clock.monotonic() + (0.0 if self.down else self._patience)
         try:
             return await self.send_until(end, method, path, body)
-        except SidecarUnreachable:
-            self.down = True
+        except SidecarUnreachable as error:
+            self.give_up(error)
             raise
 
     async def send_until(
@@ -245,7 +267,7 @@ class SidecarConnection:
         `timeout` is the number of seconds for one response; None: that of the connection, and then
         a response that was late is not retried. Raises SidecarUnreachable as `ask` does.
         """
-        attempt = 0
+        attempt, began = 0, self._clock.monotonic()
         while True:
             pause = backoff(attempt, self._rng)
             try:
@@ -255,7 +277,8 @@ class SidecarConnection:
                 why, pause = SidecarUnreachable(answer.detail), answer.retry_after or pause
             except SidecarUnreachable as error:
                 why = error
-            if (why.late and timeout is None) or self._clock.monotonic() + pause > end:
+            last = self.last_retry(began, end)
+            if (why.late and timeout is None) or self._clock.monotonic() + pause > last:
                 raise why
             attempt += 1
             self.repeated += 1

@@ -481,7 +481,8 @@ class RemoteLeases:
         `once`: in one round trip. Raises LeaseTimeout if the lease is not granted immediately.
         """
         patience = 0.0 if self._connection.down else self._patience
-        give_up = -math.inf if once else self._clock.monotonic() + patience
+        began = self._clock.monotonic()
+        give_up = -math.inf if once else began + patience
         attempt = 0
         while True:
             now = self._clock.monotonic()
@@ -490,7 +491,8 @@ class RemoteLeases:
             try:
                 answer = await self._send_poll(query, wait)
             except SidecarUnreachable as error:
-                self._defer_if_late(query, str(error), pause, give_up)
+                last = self._connection.last_retry(began, give_up)
+                self._defer_if_late(query, str(error), pause, last)
             else:
                 if answer.status == 201:
                     return read(answer, LeaseBody)
@@ -536,7 +538,7 @@ class RemoteLeases:
             raise self._deferred(query, why)
 
     def _deferred(self, query: _LeaseQuery, why: str) -> Deferred:
-        self._connection.down = True
+        self._connection.give_up(why)
         return Deferred(self._unanswered(query.url, query.target.origin, query.user_agent, why))
 
     def _refusal(self, query: _LeaseQuery, answer: SidecarResponse) -> GatekeeperError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from gatekeeper import (
     Deferred,
     Denied,
     GateClosed,
+    GatekeeperError,
     InvalidURL,
     Reason,
     RemoteGatekeeper,
@@ -60,6 +62,7 @@ async def test_an_answer_may_have_a_long_head(internet: FakeInternet) -> None:
         token=None,
         ssl=None,
         patience=0.0,
+        connect_timeout=2.0,
         timeout=30.0,
         clock=internet.clock,
         rng=random.Random(1),
@@ -130,12 +133,57 @@ async def test_a_question_waits_for_a_sidecar_that_restarts(world: World) -> Non
 
 
 async def test_patience_is_spent_once_and_later_questions_fail_at_once(world: World) -> None:
-    gate = await world.client("http://127.0.0.1:1", patience=10.0)
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where, patience=10.0)
+    await gate.check("http://a.test/0")
+    await sidecar.stop()
+    began = world.clock.monotonic()
     await world.drive(gate.check("http://a.test/1"))
-    assert 5.0 < world.clock.monotonic() <= 10.0
+    assert 5.0 < world.clock.monotonic() - began <= 10.0
     before = gate.stats().requests
     await world.drive(gate.check("http://a.test/2"))
     assert gate.stats().requests == before + 1
+
+
+@pytest.mark.parametrize("ask", ["check", "acquire", "pause"])
+async def test_a_sidecar_that_never_answered_is_given_up_after_the_connect_timeout(
+    world: World, ask: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong address took ten seconds to show."""
+    told = "no connection to http://127.0.0.1:1: Connection refused; is `gatekeeper serve` running"
+    gate = await world.client("http://127.0.0.1:1", rng=random.Random(1))
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "check": lambda: gate.check("http://a.test/1"),
+        "acquire": lambda: gate.acquire("http://a.test/1"),
+        "pause": lambda: gate.pause("a.test"),
+    }
+    assert told in str(await world.drive(tolerant(calls[ask]())))
+    assert 0.5 < world.clock.monotonic() <= 2.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert told in caplog.text
+
+
+async def tolerant(work: Awaitable[Any]) -> object:
+    try:
+        return await work
+    except GatekeeperError as error:
+        return error
+
+
+async def test_a_first_response_that_says_busy_is_no_wrong_address(world: World) -> None:
+    """A sidecar that is starting, behind a proxy for example, has the whole patience."""
+    busy = Page("{}", status=503, headers={"Retry-After": "3"})
+    good = Page(msgspec.json.encode({"decisions": [decided(Verdict.ALLOW)]}))
+    gate = await world.client(world.scripted("/v1/check", busy, busy, good))
+    assert await world.drive(gate.check("https://a.example/x"))
+    assert world.clock.monotonic() == 6.0
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, math.nan])
+def test_a_connect_timeout_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"connect_timeout=.*: give seconds above 0"):
+        RemoteGatekeeper("http://127.0.0.1:1", connect_timeout=seconds)
 
 
 async def test_an_answer_that_never_comes_is_given_up_at_the_timeout(world: World) -> None:
