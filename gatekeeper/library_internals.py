@@ -1,12 +1,14 @@
-"""Every private name of aiohttp, redis-py and Scrapy's engine that the package uses.
+"""Every private name of asyncio, aiohttp, redis-py and Scrapy's engine that the package uses.
 
 No library guarantees these names. Each function documents what happens if a name is missing.
-`idle_transport` and `plain_head` exist for speed alone: the public way remains, with the same
-answers. The others provide what no public name does.
+`loop_state`, `idle_transport` and `plain_head` exist for speed alone: the public way remains, with
+the same answers. The others provide what no public name does.
 
 ===================  ========================================  =====================================
 function             purpose                                   if its names are missing
 ===================  ========================================  =====================================
+loop_state           a warm question tells whose event loop    that takes a system call before
+                     it is asked in, in 60 ns                  Python 3.12: 10 % of the question
 idle_transport,      a warm check of the sidecar costs a       aiohttp's usual way: a task, a
 plain_head           third of the CPU time: 24 us, not 70      request and a writer per request;
                                                                workers pass all to the owner
@@ -38,6 +40,7 @@ import operator
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any, Final
 
 import aiohttp
@@ -48,6 +51,34 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gatekeeper import descriptors
 from gatekeeper.errors import ConfigError
+
+# --- asyncio --------------------------------------------------------------------------------
+
+THREAD: Final = "_thread_id"
+"""The key in a `loop_state`."""
+
+
+def loop_state(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+    """Return a dictionary that has at `THREAD` the thread in which the loop runs now, and None
+    while it does not run. In a thread that runs one loop, it equals `threading.get_ident()` only
+    if that is the loop."""
+    state = getattr(loop, "__dict__", {})
+    return state if THREAD in state else _LoopState(loop)
+
+
+class _LoopState(dict[str, Any]):
+    """The state of a loop that is not asyncio's own, such as uvloop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def __missing__(self, key: str) -> int | None:
+        try:
+            return get_ident() if asyncio.get_running_loop() is self._loop else None
+        except RuntimeError:
+            return None
+
 
 # --- aiohttp's client -----------------------------------------------------------------------
 

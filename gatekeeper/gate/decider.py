@@ -224,9 +224,9 @@ class Decider:
         self.texts: FileTexts = FileTexts(config, agent)
         """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
-        self._no_text = self.texts.read(b"")
+        self.no_text: FileText = self.texts.read(b"")
         """Has the policies of all origins without a file."""
-        self.policy(self._no_text, agent)
+        self.policy(self.no_text, agent)
         self.noted: SplitDict[str, dict[str, None]] = SplitDict()
         """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
         self._first, self._table = self.records.first, self.records.table
@@ -375,7 +375,7 @@ class Decider:
 
     def _prepare(self, record: Record, frame: Decision, moment: Moment, *, lately: bool) -> None:
         """Leave in a record what makes the next question about it cheaper."""
-        text, hourly = record.text or self._no_text, False
+        text, hourly = record.text or self.no_text, False
         if text.parsed is not None:
             hourly = bool(self.policy(text, self.agent).request_rates)
         if text.windows:
@@ -405,15 +405,6 @@ class Decider:
             record.used = True
         return record
 
-    def verdict(self, url: str, now: float) -> bool | None:
-        """Decide about a URL of a warm origin for the gate's own agent, without a decision. None:
-        `check` has to decide."""
-        record = self.find(url, now)
-        if record is None:
-            return None
-        rules = (record.text or self._no_text).rules
-        return None if rules is None else rules.allows_plain(url[len(record.origin) :])
-
     def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
         """Decide as `decide` does about a URL of a warm origin.
 
@@ -429,7 +420,7 @@ class Decider:
     def ruling(self, record: Record, url: str) -> PathRuling | None:
         """Return the ruling on a URL whose record `find` returned, by the frame of the record;
         `tell` makes the decision of it. None as for `recall`."""
-        frame, policy = record.frame, (record.text or self._no_text).own
+        frame, policy = record.frame, (record.text or self.no_text).own
         if frame is None or policy is None or len(url) > MAX_URL:
             return None
         path = url[len(record.origin) :]
@@ -462,7 +453,7 @@ class Decider:
         A text in parsed form keeps its policies. A text at rest is parsed for this question only,
         or with `wake`, until it is put to rest again.
         """
-        text = text or self._no_text
+        text = text or self.no_text
         policy = text.policy_for(agent)
         if policy is None:
             robots = text.robots

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from contextvars import Context
 from datetime import datetime
+from threading import get_ident
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
@@ -36,6 +37,7 @@ from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, op
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
+from gatekeeper.library_internals import THREAD, loop_state
 from gatekeeper.pacing.deadlock import Holdings
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import BudgetSpent
@@ -357,6 +359,7 @@ class LeaseManager:
         self.entrance: Entrance = Entrance()
         # Stored, as `get_running_loop` makes a system call before Python 3.12.
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._loop_state = loop_state(self.loop)
         self._waits = questions.waits
         self._dns = questions.dns
         self._scheduler = scheduler
@@ -375,7 +378,7 @@ class LeaseManager:
         # before the address is looked up.
         if self.entrance.crowded or self._dns is not None:
             return None
-        if asyncio.get_running_loop() is not self.loop:
+        if self._loop_state[THREAD] != get_ident():
             refuse_unless_open(self.loop)
         decider = self.decider
         record = decider.find(url, self.clock.monotonic())

@@ -6,11 +6,14 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from gatekeeper import Config, GateClosed, Gatekeeper, PoliteQueue
+from gatekeeper.testing import ScriptedGate
 
 Use = Callable[[Gatekeeper, str], Coroutine[Any, Any, Any]]
 
@@ -129,3 +132,87 @@ def test_a_lease_free_at_once_is_refused_on_another_event_loop(
 
 async def _granted(gate: Gatekeeper) -> int:
     return gate.stats().pacing.granted
+
+
+# --- questions whose answer is in memory --------------------------------------------------------
+
+PAGE = "http://a.test/x"
+WARM: dict[str, Use] = {
+    "allowed": lambda gate, url: gate.allowed(url),
+    "a denied one": lambda gate, url: gate.allowed(f"{url}/no"),
+    "an unusual one": lambda gate, url: gate.allowed(f"{url}/../%61"),
+    "check": lambda gate, url: gate.check(url),
+    "check_all": lambda gate, url: gate.check_all([url]),
+    "policy": lambda gate, url: gate.policy(url),
+    "robots": lambda gate, url: gate.robots(url),
+    "lease": _lease,
+    "acquire": lambda gate, url: gate.acquire(url),
+    "try_acquire": lambda gate, url: gate.try_acquire(url),
+    "block": lambda gate, url: gate.block("a.test", 0.0),
+    "pause": lambda gate, url: gate.pause("a.test"),
+    "resume": lambda gate, url: gate.resume("a.test"),
+}
+
+
+def loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    with suppress(ImportError):
+        import uvloop
+
+        found["uvloop"] = uvloop.new_event_loop
+    return found
+
+
+def in_this_thread(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+    return loop.run_until_complete(work)
+
+
+def in_a_thread_of_its_own(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(loop.run_until_complete, work).result(20.0)
+
+
+@pytest.mark.parametrize("use", WARM.values(), ids=WARM)
+@pytest.mark.parametrize("run", [in_this_thread, in_a_thread_of_its_own])
+@pytest.mark.parametrize("make", loops().values(), ids=loops())
+def test_a_warm_question_is_refused_on_another_event_loop_as_a_cold_one_is(
+    use: Use, run: Callable[..., Any], make: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """In the thread of the gate's own loop, which is stopped then, and in another thread."""
+    own, other = make(), make()
+    gate = ScriptedGate()
+    gate.say("http://a.test", "User-agent: *\nDisallow: /x/no\n")
+    try:
+        own.run_until_complete(gate.__aenter__())
+        assert own.run_until_complete(gate.allowed(PAGE))
+        counts = gate.stats()
+        for _ in range(2):
+            with pytest.raises(GateClosed, match="belongs to another event loop; open one in each"):
+                run(use(gate, PAGE), other)
+        assert gate.stats() == counts
+        assert own.run_until_complete(gate.allowed(PAGE))
+        assert own.run_until_complete(_while_another_runs(gate, use, other))
+        own.run_until_complete(gate.__aexit__(None, None, None))
+    finally:
+        own.close()
+        other.close()
+
+
+async def _while_another_runs(gate: Gatekeeper, use: Use, other: asyncio.AbstractEventLoop) -> bool:
+    """Use the gate in the other loop while its own runs. Return whether it still answers."""
+    with pytest.raises(GateClosed, match="belongs to another event loop; open one in each"):
+        await asyncio.to_thread(other.run_until_complete, use(gate, PAGE))
+    return await gate.allowed(PAGE)
+
+
+async def test_a_gate_that_was_closed_answers_nothing_warm() -> None:
+    gate = ScriptedGate()
+    gate.say("http://a.test", "")
+    for use in (WARM["allowed"], WARM["check"]):
+        with pytest.raises(GateClosed, match="is not open"):
+            await use(gate, PAGE)
+    async with gate:
+        assert await gate.allowed(PAGE)
+    for use in (WARM["allowed"], WARM["check"]):
+        with pytest.raises(GateClosed, match="is not open"):
+            await use(gate, PAGE)

@@ -115,11 +115,11 @@ async def test_an_expired_record_answers_nothing(
     assert isinstance(clock, VirtualClock)
     clock.advance(decider.records["http://a.test"].fresh_until - clock.monotonic() - 0.5)
     assert recalled(gate, "http://a.test/a") is not None
-    assert decider.verdict("http://a.test/a", clock.monotonic())
+    assert decider.find("http://a.test/a", clock.monotonic())
     clock.advance(0.5)
 
     assert recalled(gate, "http://a.test/a") is None
-    assert decider.verdict("http://a.test/a", clock.monotonic()) is None
+    assert decider.find("http://a.test/a", clock.monotonic()) is None
 
 
 async def test_a_rule_of_the_operator_outranks_prepared_decisions(
