@@ -20,9 +20,9 @@ where a request has to be stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gatekeeper.late import LATE, lazily
 
@@ -164,18 +164,16 @@ def causes(error: BaseException) -> list[BaseException]:
 # --- mistakes of callers that use no type checker -------------------------------------------
 
 
-class AsyncOnly:
-    """Descriptor for the `__enter__` of an asynchronous context manager: `with` raises a TypeError
-    with the remedy.
+def refusing(text: str) -> Callable[..., NoReturn]:
+    """Return a special method, such as `__await__`, that raises a TypeError with the remedy.
+
+    Use it inside `if not TYPE_CHECKING`, as a type checker finds the mistake by itself.
     """
 
-    __slots__ = ()
+    def refuse(*_: object) -> NoReturn:
+        raise TypeError(text)
 
-    def __get__(self, manager: object, owner: type) -> AsyncOnly:
-        """Return the descriptor for the class; raise TypeError for an instance."""
-        if manager is None:
-            return self
-        raise TypeError(f"a {owner.__name__} is opened by `async with`, not by `with`")
+    return refuse
 
 
 def refuse_single_text(urls: Iterable[str]) -> None:

@@ -50,6 +50,7 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
     StorageError,
+    refusing,
 )
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.model import Severity
@@ -133,6 +134,10 @@ class Sitemaps(AsyncIterator[SitemapEntry]):
         self.findings: list[SitemapFinding] = []
         """What is wrong with the files read so far, at most 1,000 findings."""
         self._entries = walk(self.findings)
+
+    if not TYPE_CHECKING:
+        __await__ = refusing("sitemaps are iterated: `async for entry in gate.sitemaps(...)`")
+        __iter__ = __await__
 
     def __aiter__(self) -> Self:
         return self

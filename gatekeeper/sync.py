@@ -18,20 +18,20 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from datetime import date, datetime
 from functools import partial
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.client.remote_leases import RemoteLease
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.decision import Decision, NotYet
-from gatekeeper.errors import GateClosed
+from gatekeeper.errors import GateClosed, refusing
 from gatekeeper.gate import Gatekeeper, GateStats
 from gatekeeper.gate.lease import Lease
-from gatekeeper.gate.lease_base import bind, unbind
+from gatekeeper.gate.lease_base import Unentered, bind, unbind
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
@@ -44,6 +44,10 @@ _T = TypeVar("_T")
 
 _AnyGate = Gatekeeper | RemoteGatekeeper
 
+_BLOCKING = (
+    "a SyncGatekeeper is for blocking code: use `with`, without async and await; in asynchronous "
+    "code use a Gatekeeper"
+)
 _CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
 
@@ -238,6 +242,9 @@ class SyncGatekeeper:
     ...         lease.report(status=200)
     """
 
+    if not TYPE_CHECKING:
+        __await__ = __aenter__ = __aexit__ = refusing(_BLOCKING)
+
     def __init__(self, user_agent: str, *, config: Config | None = None, **options: Any) -> None:
         """`options`: `storage`, `resolver`, `clock`, `rng` and `ledger`, as for `Gatekeeper`."""
         agent_named(user_agent)
@@ -352,8 +359,7 @@ class SyncGatekeeper:
 
     # -- leases ----------------------------------------------------------------------
 
-    @contextmanager
-    def lease(self, url: str, **options: Unpack[LeaseOptions]) -> Iterator[SyncLease]:
+    def lease(self, url: str, **options: Unpack[LeaseOptions]) -> SyncLeaseRequest:
         """Wait until the host is due; the lease is the right to send one request to the URL.
 
         Use it as `with gate.lease(url) as lease:`. `options` are those of `Gatekeeper.lease`:
@@ -362,8 +368,7 @@ class SyncGatekeeper:
         request for the URL that is sent inside the block, through an adapter or transport of this
         package, uses this lease.
         """
-        with self.acquire(url, **options) as lease:
-            yield lease
+        return SyncLeaseRequest(partial(self.acquire, url, **options))
 
     def acquire(self, url: str, **options: Unpack[AcquireOptions]) -> SyncLease:
         """Wait for a lease that `lease.end()` ends; `options` are those of `Gatekeeper.acquire`.
@@ -516,12 +521,35 @@ class SyncSitemaps(Iterator[SitemapEntry]):
         return self._found.complete
 
 
+class SyncLeaseRequest(AbstractContextManager["SyncLease"]):
+    """The result of `gate.lease()`: entering waits for the lease, leaving ends the lease."""
+
+    if not TYPE_CHECKING:
+        report = renew = give_back = end = decision = expires_at = Unentered("with")
+        __await__ = __aenter__ = __aexit__ = refusing(_BLOCKING)
+
+    def __init__(self, acquire: Callable[[], SyncLease]) -> None:
+        self._acquire = acquire
+        self._lease: SyncLease | None = None
+
+    def __enter__(self) -> SyncLease:
+        self._lease = self._acquire()
+        return self._lease.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._lease is not None:
+            self._lease.__exit__(*error)
+
+
 class SyncLease:
     """The right to send one request to `url`: a lease of the gate, for blocking code.
 
     `end`, `leave`, `give_back` and the callbacks of a connection return without waiting, in any
     thread; the other methods return when the gate's loop has run them.
     """
+
+    if not TYPE_CHECKING:
+        __await__ = __aenter__ = __aexit__ = refusing(_BLOCKING)
 
     def __init__(self, lease: Lease | RemoteLease, gate: SyncGatekeeper) -> None:
         self.inner: Lease | RemoteLease = lease

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from yarl import URL
 
@@ -18,6 +21,7 @@ from gatekeeper import (
     PoliteQueue,
     RemoteGatekeeper,
     SyncGatekeeper,
+    polite_session,
 )
 from gatekeeper.integrations.crawlee import PoliteHttpClient
 from gatekeeper.integrations.httpx import PoliteTransport, SyncPoliteTransport
@@ -180,12 +184,61 @@ async def test_with_instead_of_async_with_raises_type_error(far: bool) -> None:
     gate = RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot")
     managers: list[Any] = [gate, PoliteQueue(gate)]
     for manager in managers:
-        with pytest.raises(TypeError, match="is opened by `async with`, not by `with`"):
-            manager.__enter__()
+        told = f"a {type(manager).__name__} is opened by `async with`"
+        with pytest.raises(TypeError, match=told), manager:
+            pass
+        with pytest.raises(TypeError, match=told), ExitStack() as stack:
+            stack.enter_context(manager)
+        with pytest.raises(TypeError, match=told):
+            await manager
     async with gate:
         request: Any = gate.lease("http://a.test/")
         with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
             request.__enter__()
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
+async def test_awaiting_what_is_entered_or_iterated_says_what_was_meant(far: bool) -> None:
+    async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
+        request: Any = gate.lease("http://a.test/")
+        with pytest.raises(TypeError, match=r"async with gate\.lease.*lease = await gate\.acquire"):
+            await request
+        with pytest.raises(TypeError, match=r"async with gate\.lease"):
+            await asyncio.wait_for(request, 5)
+        pages: Any = gate.sitemaps("http://a.test/")
+        with pytest.raises(TypeError, match=r"async for entry in gate\.sitemaps"):
+            await pages
+        with pytest.raises(TypeError, match=r"async for entry in gate\.sitemaps"):
+            list(pages)
+
+
+async def test_a_session_that_was_not_opened_says_so() -> None:
+    request: Any = polite_session("examplebot")
+    with pytest.raises(AttributeError, match=r"async with polite_session.* use session\.get"):
+        request.get("http://a.test/")
+    with pytest.raises(TypeError, match=r"open it first: `async with polite_session"):
+        await request
+    with pytest.raises(TypeError, match=r"open it first: `async with polite_session"), request:
+        pass
+    async with request as session:
+        assert isinstance(session, aiohttp.ClientSession)
+
+
+async def test_asynchronous_use_of_a_blocking_gate_says_what_was_meant() -> None:
+    told = "a SyncGatekeeper is for blocking code: use `with`, without async and await"
+    gate: Any = SyncGatekeeper("examplebot")
+    config = Config.from_dict({"host": [{"match": "a.test", "robots": "allow"}]})
+    with SyncGatekeeper("examplebot", config=config) as opened:
+        for one in (gate, opened.lease(PAGE), opened.acquire(PAGE)):
+            awaited: Any = one
+            with pytest.raises(TypeError, match=told):
+                await awaited
+            with pytest.raises(TypeError, match=told):
+                async with awaited:
+                    pass
+        request: Any = opened.lease(PAGE)
+        with pytest.raises(AttributeError, match=r"enter it first: with gate\.lease"):
+            request.report(status=200)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import quote, urlencode
 
 from aiohttp import ClientMiddlewareType
@@ -190,7 +190,10 @@ class RemoteGatekeeper:
 
     # -- life ------------------------------------------------------------------------
 
-    __enter__: errors.AsyncOnly = errors.AsyncOnly()
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = __await__ = errors.refusing(
+            "a RemoteGatekeeper is opened by `async with`"
+        )
 
     async def __aenter__(self) -> Self:
         if self._open or self._closed:

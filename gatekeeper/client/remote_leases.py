@@ -47,7 +47,14 @@ from gatekeeper.errors import (
     refuse_wrong_report,
     refuse_wrong_wait,
 )
-from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, inherited, unbind
+from gatekeeper.gate.lease_base import (
+    LeaseBase,
+    Unentered,
+    await_request,
+    hold_in_context,
+    inherited,
+    unbind,
+)
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.pacing.deadlock import Choice, Holdings, TaskWait, WaitGraph, WaitsForItself
@@ -214,6 +221,7 @@ class RemoteLeaseRequest:
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = __enter__ = Unentered()
+        __await__ = await_request
 
     def __init__(self, acquire: Callable[[], Awaitable[RemoteLease]]) -> None:
         self._acquire = acquire

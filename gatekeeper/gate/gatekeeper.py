@@ -26,7 +26,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, block_end, refuse_unless_open
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.decision import Decision, NotYet
-from gatekeeper.errors import AsyncOnly, GateClosed, StorageError
+from gatekeeper.errors import GateClosed, StorageError, refusing
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.faults import LocalFaults
@@ -194,7 +194,8 @@ class Gatekeeper:
 
     # -- life ------------------------------------------------------------------------
 
-    __enter__: AsyncOnly = AsyncOnly()
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = __await__ = refusing("a Gatekeeper is opened by `async with`")
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:

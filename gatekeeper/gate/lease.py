@@ -33,7 +33,14 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider
-from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, open_leases, unbind
+from gatekeeper.gate.lease_base import (
+    LeaseBase,
+    Unentered,
+    await_request,
+    hold_in_context,
+    open_leases,
+    unbind,
+)
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
@@ -277,6 +284,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = __enter__ = Unentered()
+        __await__ = await_request
 
     async def __aenter__(self) -> Lease:
         manager, timeout = self._manager, self._timeout

@@ -16,6 +16,7 @@ import msgspec
 from yarl import URL
 
 from gatekeeper.decision import refuse
+from gatekeeper.errors import refusing
 from gatekeeper.gate.protocols import ConnectionInUse, Gate, HeldLease
 from gatekeeper.robots import product_token
 from gatekeeper.urls import url_of
@@ -253,6 +254,13 @@ async def enter_detached(request: AbstractAsyncContextManager[HeldLease]) -> Hel
     return lease
 
 
+await_request = refusing(
+    "a request for a lease is entered, not awaited: `async with gate.lease(...) as lease`, or "
+    "`lease = await gate.acquire(...)` and `lease.end()`"
+)
+"""The `__await__` of the request for a lease."""
+
+
 class Unentered:
     """Descriptor for an attribute of a lease on the class of its request, which was not entered:
     reading it raises an AttributeError with the remedy.
@@ -261,12 +269,16 @@ class Unentered:
     used inside `if not TYPE_CHECKING`, as a type checker finds the mistake by itself.
     """
 
-    __slots__ = ()
+    __slots__ = ("_entered",)
+
+    def __init__(self, entered: str = "async with") -> None:
+        self._entered = entered
 
     def __get__(self, request: object, owner: type) -> Self:
         """Return the descriptor for the class; raise AttributeError for an instance."""
         if request is None:
             return self
         raise AttributeError(
-            "this is the request for a lease; enter it first: async with gate.lease(...) as lease"
+            f"this is the request for a lease; enter it first: {self._entered} gate.lease(...) as "
+            "lease"
         )

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from gatekeeper import urls
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.errors import AsyncOnly, Denied, GateClosed, LeaseTimeout
+from gatekeeper.errors import Denied, GateClosed, LeaseTimeout, refusing
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import ANY_FILE, TaskWait, WaitGraph
@@ -187,7 +187,8 @@ class PoliteQueue:
             for entry in kept:
                 self._put_back(urls.split(entry[2])[0], entry)
 
-    __enter__: AsyncOnly = AsyncOnly()
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = __await__ = refusing("a PoliteQueue is opened by `async with`")
 
     async def __aenter__(self) -> Self:
         return self

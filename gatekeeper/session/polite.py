@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import aiohttp
 from aiohttp import ClientResponse
@@ -20,7 +20,7 @@ from yarl import URL
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SharedTimer, SystemClock
 from gatekeeper.config import Config, as_config
-from gatekeeper.errors import ConfigError, Denied, InvalidURL
+from gatekeeper.errors import ConfigError, Denied, InvalidURL, refusing
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.fetcher import FirstAnswer, send_once
 from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
@@ -38,6 +38,9 @@ _GATE: Final = "gatekeeper"
 and a dictionary with weak keys would never drop it then."""
 
 
+_OPENED_FIRST: Final = "open it first: `async with polite_session(...) as session`"
+
+
 def session_gate(session: aiohttp.ClientSession) -> Gatekeeper:
     """Return the gate of a session that `polite_session` made.
 
@@ -51,6 +54,41 @@ def session_gate(session: aiohttp.ClientSession) -> Gatekeeper:
     return gate
 
 
+_P = ParamSpec("_P")
+
+
+class SessionRequest(AbstractAsyncContextManager[aiohttp.ClientSession]):
+    """The result of `polite_session()`: entering opens the session, leaving closes it."""
+
+    __slots__ = ("_manager",)
+
+    def __init__(self, manager: AbstractAsyncContextManager[aiohttp.ClientSession]) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> aiohttp.ClientSession:
+        return await self._manager.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._manager.__aexit__(*error)
+
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = __await__ = refusing(f"{_OPENED_FIRST}, and then use the session")
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{_OPENED_FIRST}, and then use session.{name}")
+
+
+def _entered_first(
+    make: Callable[_P, AbstractAsyncContextManager[aiohttp.ClientSession]],
+) -> Callable[_P, SessionRequest]:
+    @functools.wraps(make)
+    def request(*args: _P.args, **options: _P.kwargs) -> SessionRequest:
+        return SessionRequest(make(*args, **options))
+
+    return request
+
+
+@_entered_first
 @asynccontextmanager
 async def polite_session(
     user_agent: str,

@@ -169,11 +169,14 @@ def _counted(counts: Mapping[str, float | None]) -> list[str]:
 def _card(
     name: str, value: float | str | None, more: Iterable[Child] = (), link: str | None = None
 ) -> Html:
-    text = value if isinstance(value, str) else html.short_number(value)
+    if isinstance(value, str):
+        text, exact = value, value
+    else:
+        text, exact = html.short_number(value), number(value)
     return markup(
         '<div class="card"><h2>{}</h2><p class="value"{}>{}</p><p class="more">{}</p></div>',
         html.link(link, name) if link else name,
-        html.attributes(title=None if text == value else number(value)),
+        html.attributes(title=None if text == exact else exact),
         text,
         _listed(more),
     )
