@@ -498,6 +498,8 @@ async def test_the_overview_names_the_hosts_that_are_held_up_with_cause_and_end(
         assert f"until {utc(wall + 200_000):%Y-%m-%d} " in text_of(page)
         assert "All: 10 blocked, 1 paused" in text_of(page)
         assert 'href="hosts?state=blocked"' in page
+        _, page = await get(shop.base, "hosts/down.test")
+        assert re.match(rf"down\.test ■ blocked until {end}: {cause}", text_of(page))
 
 
 async def test_the_overview_says_nothing_of_what_is_nothing(internet: FakeInternet) -> None:

@@ -275,7 +275,7 @@ async def test_the_pages_show_their_data_without_javascript(
         assert "crawl-delay 2 s" in await page.inner_text("main")
         await page.click("summary:has-text('Pause')")
         await page.click("text=Pause now")
-        assert "No request starts until it is resumed." in await page.inner_text("main")
+        assert "paused until it is resumed: operator" in await page.inner_text("main .lead")
 
 
 async def test_every_control_can_be_reached_by_the_keyboard(

@@ -88,15 +88,16 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield [badge("warn", "A restart is needed"), " for ", html.link("config", names)]
     if overview.fleet is not None and overview.fleet.get("state") != "connected":
         yield badge("bad", f"The store of the fleet is {overview.fleet.get('state')}")
-    yield from (_held_up(host, overview.now) for host in overview.held_up)
+    for host in overview.held_up:
+        yield [_host_link(host.host), " ", _holdup(host, overview.now)]
     counts = {state: overview.host_states[state] for state in HELD_UP}
     if sum(counts.values()) > len(overview.held_up):
         links = [_hosts_link(state, count) for state, count in counts.items() if count]
         yield ["All: ", _listed(links)]
     if overview.oldest_wait is not None and overview.oldest_wait > 60:
         said = f"A request has waited for {html.duration(overview.oldest_wait)}"
-        host = _host_link(overview.oldest_wait_host or "")
-        yield [badge("warn", said), " for ", host, "; ", html.link("waiting", "see who waits")]
+        link = _host_link(overview.oldest_wait_host or "")
+        yield [badge("warn", said), " for ", link, "; ", html.link("waiting", "see who waits")]
     if overview.overdue:
         leases = "lease is" if overview.overdue == 1 else "leases are"
         over = badge("warn", f"{number(overview.overdue)} {leases} nearly over")
@@ -107,13 +108,12 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield badge("warn", f"{number(failed)} robots.txt {fetches} failed in the last 10 s")
 
 
-def _held_up(host: HostBody, now: datetime) -> Child:
-    """Return which host is held up, until when, and why."""
+def _holdup(host: HostBody, now: datetime) -> Child:
+    """Return the state of a host that is held up, until when, and why."""
     shown = next((view for view in host.clocks if str(view) == host.why), None)
     cause = None if shown is None else f": {_CAUSES.get(shown.kind, '')}{shown.cause}"
     waiting = f"; {number(host.waiting)} waiting" if host.waiting else None
-    state = [" ", state_badge(host.state), _until(host, now)]
-    return [_host_link(host.host), state, cause, waiting]
+    return [state_badge(host.state), _until(host, now), cause, waiting]
 
 
 def _until(host: HostBody, now: datetime) -> Child:
@@ -411,7 +411,7 @@ def host_page(
     none = html.paragraph("No clock is running: a request may start now.", class_="empty")
     clocks = html.items(map(_sentence, host.clocks), class_="clocks")
     body = [
-        html.paragraph(state_badge(host.state), " ", _status(host, now), class_="lead"),
+        html.paragraph(_status(host, now), class_="lead"),
         _actions(service, host, visitor),
         markup("<h2>Clocks</h2>{}", clocks if host.clocks else none),
         _fleet_holds(host, now),
@@ -442,13 +442,14 @@ def _fleet_holds(host: HostBody, now: datetime) -> Child:
 
 
 def _status(host: HostBody, now: datetime) -> Child:
-    if host.state == "paused":
-        return "No request starts until it is resumed."
+    if host.state in HELD_UP:
+        return _holdup(host, now)
+    told: Child = "A request may start now."
     if host.next_at is not None and host.next_at > now:
-        return ["The next request may start ", html.age(host.next_at, now), "."]
-    if host.state == "busy":
-        return f"{host.in_flight} in flight; the next may start when one ends or is answered."
-    return "A request may start now." if host.state == "free" else "No request starts now."
+        told = ["The next request may start ", html.age(host.next_at, now), "."]
+    elif host.state == "busy":
+        told = f"{host.in_flight} in flight; the next may start when one ends or is answered."
+    return [state_badge(host.state), " ", told]
 
 
 def _sentence(view: ClockView) -> Child:
