@@ -163,7 +163,7 @@ async def test_the_charts_share_a_cursor_and_a_legend(
         at = await page.get_attribute("#moment", "datetime")
         index = min(range(360), key=lambda n: abs(series.times[n] - moment_of(at)))
         assert abs(series.times[index] - moment_of(at)) < 1
-        assert f"{utc(series.times[index]):%H:%M:%S} UTC" == await page.inner_text("#moment")
+        assert f"At {utc(series.times[index]):%H:%M:%S} UTC" == await page.inner_text("#moment")
         for name in ("allow", "wait_p95", "robots_ok"):
             shown = float(await page.inner_text(f"[data-value={name}]"))
             assert shown == pytest.approx(series.values[name][index], rel=0.01)
@@ -172,7 +172,7 @@ async def test_the_charts_share_a_cursor_and_a_legend(
         await page.focus(".chart >> nth=1")
         await page.keyboard.press("ArrowLeft")
         await page.keyboard.press("ArrowLeft")
-        assert f"{utc(series.times[-2]):%H:%M:%S} UTC" == await page.inner_text("#moment")
+        assert f"At {utc(series.times[-2]):%H:%M:%S} UTC" == await page.inner_text("#moment")
         assert page.complaints == []
 
 

@@ -218,7 +218,7 @@ def _charts() -> Html:
         )
     return markup(
         '<section id="charts" data-keep="charts" hidden><h2>The last hour</h2>'
-        '<div class="legend"><p>At <time id="moment">-</time></p>{}</div>'
+        '<div class="legend"><p><time id="moment">No values yet</time></p>{}</div>'
         '<div class="charts">{}</div></section>',
         legend,
         charts,

@@ -28,7 +28,10 @@ function draw(chart) {
     width: chart.place.clientWidth, height: 170, tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "UTC"),
     cursor: { y: false, drag: { setScale: false }, sync: { key: "hour" } }, legend: { show: false },
     hooks: { setCursor: [(plot) => show(plot.cursor.idx)] },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    scales: {
+      x: { range: (_, low, high) => lastMinutes(low, high ?? Date.now() / 1e3) },
+      y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
+    },
     axes: [
       { ...axis, space: 70, size: 28, values: [[60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]] },
       { ...axis, size: 52, values: (_, ticks) => ticks.map((one) => NUMBER.format(one)) },
@@ -39,6 +42,11 @@ function draw(chart) {
   }, data, chart.place);
 }
 
+/** The range of the time axis: ten minutes at least, also before the first values. */
+function lastMinutes(low, high) {
+  return [Math.min(low ?? high, high - 600), high];
+}
+
 /** Show the values of one moment in the legend; `at` is its index, null: the latest. */
 function show(at) {
   const last = series.times.length - 1;
@@ -46,7 +54,7 @@ function show(at) {
   if (n < 0 || n > last) return;
   const time = new Date(series.times[n] * 1e3).toISOString();
   moment.dateTime = time;
-  moment.textContent = `${time.slice(11, 19)} UTC${at === null || at === undefined ? " (latest)" : ""}`;
+  moment.textContent = `At ${time.slice(11, 19)} UTC${at === null || at === undefined ? " (latest)" : ""}`;
   for (const { values } of CHARTS) {
     for (const one of values) {
       const value = series.values[one.dataset.value][n];
