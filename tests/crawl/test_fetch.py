@@ -15,6 +15,7 @@ from gatekeeper.config import Config
 from gatekeeper.crawl.progress import Plain
 from gatekeeper.crawl.runner import Job, crawl
 from gatekeeper.crawl.sources import Limits
+from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.listening import rare_collections
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated
@@ -229,7 +230,7 @@ async def test_one_slow_host_delays_no_other(internet: FakeInternet, folder: Pat
 async def test_an_input_file_that_is_not_there_is_one_error(
     internet: FakeInternet, folder: Path
 ) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConfigError, match="-i nowhere.txt: No such file"):
         await fetch(internet, input="nowhere.txt", output=folder)
     assert not folder.exists()
 
