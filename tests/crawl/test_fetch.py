@@ -230,7 +230,7 @@ async def test_one_slow_host_delays_no_other(internet: FakeInternet, folder: Pat
 async def test_an_input_file_that_is_not_there_is_one_error(
     internet: FakeInternet, folder: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="-i nowhere.txt: No such file"):
+    with pytest.raises(ConfigError, match=r"-i nowhere\.txt: No such file"):
         await fetch(internet, input="nowhere.txt", output=folder)
     assert not folder.exists()
 
