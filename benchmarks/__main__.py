@@ -36,6 +36,7 @@ SUITES = {
     "dead": "the pace of hosts that answer, beside up to 2,000 dead ones",
     "instructions": "instructions per additional page of a crawl, by valgrind (ten minutes)",
     "crawl": "20,000 pages of 200 hosts on loopback, compared with other crawlers",
+    "manners": "how polite crawlers are, by the logs of the servers (five minutes)",
 }
 
 
