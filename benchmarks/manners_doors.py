@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.manners_peers import AGENT, Peer, main
+from benchmarks.manners_peers import AGENT, Peer, crawlee_options, main
 from benchmarks.manners_site import PUBLIC
 
 __all__ = ["DOORS"]
@@ -137,7 +137,7 @@ def fetch(_urls: list[str], folder: Path) -> None:
     words = ["fetch", "-i", str(folder / "urls.txt"), "-o", str(folder / "pages")]
     command = [sys.executable, "-m", "gatekeeper", *words, "--user-agent", AGENT]
     options = ["--allow-address", PUBLIC, "--max-wait", str(PATIENCE)]
-    os.execv(sys.executable, [*command, *options])  # noqa: S606 - the command itself is measured
+    os.execv(sys.executable, [*command, *options])  # the command itself is measured
 
 
 def scrapy(urls: list[str], folder: Path) -> None:
@@ -155,17 +155,14 @@ def scrapy(urls: list[str], folder: Path) -> None:
 
 async def crawlee(urls: list[str], folder: Path) -> None:
     """Crawlee with the adapter."""
-    from crawlee import service_locator
-    from crawlee.configuration import Configuration
     from crawlee.crawlers import HttpCrawler
 
     from gatekeeper import Gatekeeper
     from gatekeeper.integrations.crawlee import polite_crawler
 
-    kept = Configuration(storage_dir=str(folder / "storage"), purge_on_start=False)
-    service_locator.set_configuration(kept)
     async with Gatekeeper(AGENT, config=config(folder)) as gate:
-        crawler = polite_crawler(HttpCrawler, gate, max_wait=PATIENCE)
+        options = crawlee_options(folder)
+        crawler = polite_crawler(HttpCrawler, gate, max_wait=PATIENCE, **options)
 
         @crawler.router.default_handler  # type: ignore[untyped-decorator]
         async def handle(context: Any) -> None:
@@ -282,14 +279,13 @@ async def mcp(urls: list[str], folder: Path) -> None:
         polite_session(user_agent=AGENT, config=config(folder)) as session,
         Client(build(session)) as client,
     ):
-
         room = asyncio.Semaphore(60)  # the tool refuses more than 64 calls at once
 
         async def get(url: str) -> int:
             async with room:
                 found = await client.call_tool("fetch", {"url": url})
             if found.is_error:
-                print(url, found.content[0].text)
+                print(url, found.content)
                 return 0
             return int(found.structured_content["status"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from benchmarks.manners_site import BY_REDIRECT, PRIVATE, WAYS, Host, Kind, Seen, World
 
@@ -39,7 +40,7 @@ class Crawl:
     robots_503: int
     """Pages requested of hosts whose robots.txt answered 503."""
     robots_fetches: float
-    """Requests for robots.txt for each origin that was asked for pages; not of hosts that answer 503."""
+    """Requests for robots.txt per origin, without the hosts that answer 503 to them."""
     robots_most: int
     """The most for one origin."""
     private: int
@@ -52,8 +53,9 @@ class Crawl:
     def faults(self) -> set[str]:
         """Return the names of the columns that are not clean."""
         clean = {"gaps", "shortest", "pages", "seconds", "robots_fetches"}
-        found = {one.name for one in fields(self) if one.name not in clean and getattr(self, one.name)}
-        return found - ({"robots_most"} if self.robots_most <= 1 else set())
+        counts = {one.name: getattr(self, one.name) for one in fields(self)}
+        counts["robots_most"] -= 1
+        return {name for name, count in counts.items() if name not in clean and count > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Restart:
     inside: int
     """Hosts that were asked inside the Crawl-delay or Retry-After that was in force at the kill."""
     held: int
-    """Hosts that had one in force."""
+    """Hosts that had one in force when the first request came after the restart."""
     robots_again: int
     """Origins whose robots.txt was fetched before the kill and after it."""
     robots: int
@@ -115,9 +117,10 @@ def judge_restart(world: World, killed_at: float) -> Restart:
     before = [seen for seen in log if seen.at <= killed_at]
     after = [seen for seen in log if seen.at > killed_at]
     inside = held = 0
+    restarted_at = min((seen.at for seen in after), default=killed_at)
     for host in world.hosts.values():
         until = _in_force(before, host)
-        if until > killed_at:
+        if until > restarted_at:
             held += 1
             inside += any(seen.at < until - SLACK for seen in _requests(after, host))
     had, robots = _had(before) & may_be_had(world), _robots(before)
@@ -157,7 +160,7 @@ def _pages(log: Iterable[Seen], host: Host) -> list[Seen]:
 
 
 def _gaps(log: Sequence[Seen]) -> list[float]:
-    return [later.at - earlier.at for earlier, later in zip(log, log[1:], strict=False)]
+    return [later.at - earlier.at for earlier, later in pairwise(log)]
 
 
 def _had(log: Iterable[Seen]) -> set[tuple[str, str]]:

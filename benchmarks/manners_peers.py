@@ -68,15 +68,11 @@ def scrapy_throttled(urls: list[str], folder: Path) -> None:
 
 async def crawlee(urls: list[str], folder: Path, *, throttled: bool = False) -> None:
     """Crawlee's HttpCrawler with respect_robots_txt_file."""
-    from crawlee.configuration import Configuration
     from crawlee.crawlers import HttpCrawler
     from crawlee.request_loaders import ThrottlingRequestManager
     from crawlee.storages import RequestQueue
-    from crawlee import service_locator
 
-    settings = Configuration(storage_dir=str(folder / "storage"), purge_on_start=False)
-    service_locator.set_configuration(settings)
-    options: dict[str, Any] = {}
+    options = crawlee_options(folder)
     if throttled:
         options["request_manager"] = ThrottlingRequestManager(
             await RequestQueue.open(),
@@ -90,6 +86,21 @@ async def crawlee(urls: list[str], folder: Path, *, throttled: bool = False) -> 
         await context.http_response.read()
 
     await crawler.run(urls)
+
+
+def crawlee_options(folder: Path) -> dict[str, Any]:
+    """Keep storages in a folder for the next run, and return options of a crawler.
+
+    The number of requests in flight is Crawlee's own at the start; it does not follow the load of
+    the machine here, because other crawlers run beside it.
+    """
+    from crawlee import ConcurrencySettings, service_locator
+    from crawlee.configuration import Configuration
+
+    kept = Configuration(storage_dir=str(folder / "storage"), purge_on_start=False)
+    service_locator.set_configuration(kept)
+    fixed = ConcurrencySettings(min_concurrency=10, desired_concurrency=10, max_concurrency=10)
+    return {"concurrency_settings": fixed}
 
 
 async def crawlee_throttled(urls: list[str], folder: Path) -> None:
@@ -129,14 +140,12 @@ async def by_hand(urls: list[str], _folder: Path) -> None:
 
 
 async def crawl4ai(urls: list[str], _folder: Path) -> None:
-    """crawl4ai in Chromium with check_robots_txt; its dispatcher and rate limiter are the defaults."""
+    """crawl4ai in Chromium with check_robots_txt, and its default dispatcher."""
     from crawl4ai import AsyncWebCrawler, BrowserConfig, CacheMode, CrawlerRunConfig
     from playwright.async_api import async_playwright
 
     # Its cache of pages, which outlives the process, is off unless asked for.
-    settings = CrawlerRunConfig(
-        check_robots_txt=True, cache_mode=CacheMode.ENABLED, verbose=False
-    )
+    settings = CrawlerRunConfig(check_robots_txt=True, cache_mode=CacheMode.ENABLED, verbose=False)
     port = _free_port()
     async with async_playwright() as playwright:
         # The system's browser: a build of its own can't be downloaded everywhere.

@@ -1,4 +1,4 @@
-"""A minimal program: Scrapy fetches what robots.txt forbids, if requests wait for that file together.
+"""Scrapy fetches what robots.txt forbids, if requests wait for that file together: minimal program.
 
 `python benchmarks/manners_scrapy.py` needs Scrapy alone. One server on loopback forbids everything,
 and one spider starts with five of its URLs. It prints the paths that the server was asked for: with
@@ -48,7 +48,7 @@ def main() -> None:
 
     class Spider(scrapy.Spider):  # type: ignore[misc]
         name = "waiting"
-        start_urls = tuple(f"http://127.0.0.1:{server.server_port}/{n}" for n in range(1, 6))
+        start_urls = [f"http://127.0.0.1:{server.server_port}/{n}" for n in range(1, 6)]  # noqa: RUF012
 
     process = CrawlerProcess({"ROBOTSTXT_OBEY": True, "LOG_ENABLED": False})
     process.crawl(Spider)

@@ -12,14 +12,26 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from typing import NamedTuple
 
 from aiohttp import web
 
-__all__ = ["BY_REDIRECT", "PRIVATE", "PUBLIC", "WAYS", "Host", "Kind", "Seen", "World", "crawl", "in_thread", "interrupted"]
+__all__ = [
+    "BY_REDIRECT",
+    "PRIVATE",
+    "PUBLIC",
+    "WAYS",
+    "Host",
+    "Kind",
+    "Seen",
+    "World",
+    "crawl",
+    "in_thread",
+    "interrupted",
+]
 
 PUBLIC = "127.0.1.0/24"
 """The hosts of the crawl. Crawlers that refuse private addresses are told to allow these."""
@@ -81,10 +93,16 @@ class Seen(NamedTuple):
 class World:
     """The hosts, their server and its log."""
 
-    def __init__(self, hosts: tuple[Host, ...], links: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        hosts: tuple[Host, ...],
+        links: tuple[str, ...] = (),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.hosts = {host.address: host for host in hosts}
         self.links = links
         """More URLs for the crawler, as paths of `PRIVATE`."""
+        self.now = now
         self.log: list[Seen] = []
         self.port = 0
         self._refused_until: dict[str, float] = {}
@@ -127,8 +145,12 @@ class World:
         """Let slow pages be answered. Call it in the server's loop."""
         self._released.set()
 
+    def forget(self, host: Host) -> None:
+        """Let a host refuse its next page as if it were the first."""
+        self._refused_until.pop(host.address, None)
+
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        at = time.monotonic()
+        at = self.now()
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
         path = request.raw_path
@@ -194,8 +216,9 @@ def _addresses(first: int = 1) -> Iterator[str]:
     return (f"127.0.1.{number}" for number in range(first, 255))
 
 
-def crawl(delay: float = 1.0, wait: float = 2.0) -> World:
+def crawl(now: Callable[[], float] = time.monotonic) -> World:
     """Return the 30 hosts of the undisturbed crawl."""
+    delay, wait = 1.0, 2.0  # seconds
     pages = tuple(f"/{number}.html" for number in range(1, 5))
     address = _addresses()
     hosts = []
@@ -213,18 +236,19 @@ def crawl(delay: float = 1.0, wait: float = 2.0) -> World:
     hosts.append(Host(next(address), Kind.TO_PRIVATE, ("/to/private", "/1.html")))
     hosts.append(Host(next(address), Kind.ROBOTS_PRIVATE, ("/1.html",)))
     hosts += [Host(next(address), Kind.NO_FILE, pages[:3]) for _ in range(3)]
-    return World(tuple(hosts), links=("/by-link.html",))
+    return World(tuple(hosts), links=("/by-link.html",), now=now)
 
 
-def interrupted(delay: float = 3.0, wait: float = 6.0) -> World:
+def interrupted(now: Callable[[], float] = time.monotonic) -> World:
     """Return the nine hosts of the crawl that is killed and started again."""
+    delay, wait = 4.0, 8.0  # seconds
     address = _addresses(101)
     hosts = [Host(next(address), Kind.DELAY, ("/1.html",), delay) for _ in range(2)]
     hosts.append(Host(next(address), Kind.LIMITED, ("/1.html",), wait))
     hosts.append(Host(next(address), Kind.DOWN, ("/1.html",), wait))
     hosts += [Host(next(address), Kind.RULES, ("/1.html", "/2.html")) for _ in range(4)]
     hosts.append(Host(next(address), Kind.SLOW, ("/slow.html",)))
-    return World(tuple(hosts))
+    return World(tuple(hosts), now=now)
 
 
 @contextmanager

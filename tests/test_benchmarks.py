@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from benchmarks import manners
 from benchmarks.__main__ import main
 from benchmarks.against import compared, figure_of
 from benchmarks.corpus import generate, load, shape
+from benchmarks.manners_judge import judge, judge_restart, may_be_had
+from benchmarks.manners_peers import PEERS, Peer
+from benchmarks.manners_site import PRIVATE, Host, Kind, World, crawl, interrupted
 from benchmarks.refusals import SCENES, simulate
 from benchmarks.report import Table
 from benchmarks.timing import Contender, Sample, compete, spread
 from tests.effort import some_of
+from tests.waiting_support import until
 
 
 def test_the_same_seed_makes_the_same_sites() -> None:
@@ -138,3 +146,198 @@ def test_only_what_all_runs_print_as_a_duration_a_size_or_a_rate_is_compared() -
     assert compared(before, [{(*table, "ratio"): "1.00x", (*table, "hosts"): "100"}]) == []
     assert figure_of("2.8 kB") == (2800.0, True)
     assert figure_of("no figure") is None
+
+
+# --- manners: what the judge sees in the log of the sites -----------------------------------
+
+
+class Visitor:
+    """A client that does what its script says, at the times that its script says."""
+
+    def __init__(self, make: Callable[[Callable[[], float]], World]) -> None:
+        self.time = 1000.0
+        self.world = make(lambda: self.time)
+        self.session: aiohttp.ClientSession
+
+    def first(self, kind: Kind) -> Host:
+        return next(host for host in self.world.hosts.values() if host.kind is kind)
+
+    async def get(
+        self, host: Host | str, path: str = "/robots.txt", *, follow: bool = False
+    ) -> int:
+        address = host if isinstance(host, str) else host.address
+        url = f"http://{address}:{self.world.port}{path}"
+        async with self.session.get(url, allow_redirects=follow) as response:
+            return response.status
+
+    async def politely(self) -> None:
+        """Fetch all that may be fetched, each host at its own pace."""
+        for host in self.world.hosts.values():
+            await self.get(host)
+            if host.kind in (Kind.ROBOTS_503, Kind.ROBOTS_PRIVATE, Kind.SLOW):
+                continue
+            for path in host.paths:
+                if not path.startswith("/private/"):
+                    self.time += 1.0
+                    if await self.get(host, path) in (429, 503):
+                        self.time += host.seconds
+                        await self.get(host, path)
+
+
+@pytest.fixture
+async def visitor() -> AsyncIterator[Visitor]:
+    visitor = Visitor(crawl)
+    async with visitor.world.serving(), aiohttp.ClientSession() as visitor.session:
+        yield visitor
+
+
+async def test_the_judge_finds_no_fault_in_a_polite_crawl(visitor: Visitor) -> None:
+    await visitor.politely()
+    found = judge(visitor.world)
+    assert found.faults() == set()
+    assert (found.pages, found.gaps) == (len(may_be_had(visitor.world)), 15)
+    assert (found.shortest, found.robots_fetches) == (1.0, 1.0)
+    assert len(visitor.world.hosts) == 30
+
+
+async def disallowed(visitor: Visitor) -> None:
+    await visitor.get(visitor.first(Kind.RULES), "/private/1.html")
+
+
+async def hops(visitor: Visitor) -> None:
+    await visitor.get(visitor.first(Kind.REDIRECT), "/to/here", follow=True)
+
+
+async def hops_elsewhere(visitor: Visitor) -> None:
+    await visitor.get(visitor.first(Kind.REDIRECT), "/to/there", follow=True)
+
+
+async def short_gaps(visitor: Visitor) -> None:
+    host = visitor.first(Kind.DELAY)
+    await visitor.get(host, "/5.html")
+    visitor.time += 0.89
+    await visitor.get(host, "/6.html")
+
+
+async def refused(visitor: Visitor, kind: Kind, path: str, after: float) -> None:
+    """Ask a host again that refuses once more, as if it had never been asked."""
+    host = visitor.first(kind)
+    visitor.world.forget(host)
+    assert await visitor.get(host, "/a.html") in (429, 503)
+    visitor.time += after
+    await visitor.get(host, path)
+
+
+async def in_429(visitor: Visitor) -> None:
+    await refused(visitor, Kind.LIMITED, "/a.html", 0.0)
+
+
+async def in_429_elsewhere(visitor: Visitor) -> None:
+    await refused(visitor, Kind.LIMITED, "/b.html", 1.89)
+
+
+async def in_503(visitor: Visitor) -> None:
+    await refused(visitor, Kind.DOWN, "/robots.txt", 0.2)
+
+
+async def robots_503(visitor: Visitor) -> None:
+    await visitor.get(visitor.first(Kind.ROBOTS_503), "/1.html")
+
+
+async def robots_most(visitor: Visitor) -> None:
+    await visitor.get(visitor.first(Kind.NO_FILE))
+
+
+async def private(visitor: Visitor) -> None:
+    await visitor.get(visitor.first(Kind.TO_PRIVATE), "/to/private", follow=True)
+
+
+async def private_link(visitor: Visitor) -> None:
+    await visitor.get(PRIVATE, "/by-link.html")
+
+
+async def private_robots(visitor: Visitor) -> None:
+    await visitor.get(PRIVATE, "/by-robots.txt")
+
+
+BAD: dict[Callable[[Visitor], Awaitable[None]], set[str]] = {
+    disallowed: {"disallowed"},
+    hops: {"hops"},
+    hops_elsewhere: {"hops"},
+    short_gaps: {"short_gaps"},
+    in_429: {"in_429"},
+    in_429_elsewhere: {"in_429"},
+    in_503: {"in_503", "robots_most"},
+    robots_503: {"robots_503"},
+    robots_most: {"robots_most"},
+    private: {"private"},
+    private_link: {"private"},
+    private_robots: {"private"},
+}
+
+
+@pytest.mark.parametrize("fault", BAD, ids=lambda fault: fault.__name__)
+async def test_the_judge_finds_one_fault_in_a_polite_crawl(
+    fault: Callable[[Visitor], Awaitable[None]], visitor: Visitor
+) -> None:
+    await visitor.politely()
+    await fault(visitor)
+    assert judge(visitor.world).faults() == BAD[fault]
+
+
+async def test_what_may_have_crossed_a_refusal_or_was_late_on_its_way_is_no_fault(
+    visitor: Visitor,
+) -> None:
+    await visitor.politely()
+    await refused(visitor, Kind.LIMITED, "/b.html", 0.05)
+    await refused(visitor, Kind.DOWN, "/a.html", 2.0)
+    host = visitor.first(Kind.DELAY)
+    await visitor.get(host, "/5.html")
+    visitor.time += 0.95
+    await visitor.get(host, "/6.html")
+    assert judge(visitor.world).faults() == set()
+
+
+async def test_the_judge_finds_what_a_restarted_crawl_has_forgotten() -> None:
+    visitor = Visitor(interrupted)
+    world = visitor.world
+    async with world.serving(), aiohttp.ClientSession() as visitor.session:
+        for host in world.hosts.values():
+            await visitor.get(host)
+            if host.kind is not Kind.SLOW:
+                await visitor.get(host, "/1.html")
+        killed_at = visitor.time
+        visitor.time += 0.5
+        await visitor.get(visitor.first(Kind.RULES), "/2.html")
+        polite = judge_restart(world, killed_at)
+        assert (polite.inside, polite.held, polite.robots_again, polite.twice) == (0, 4, 0, 0)
+        assert (polite.robots, polite.before) == (9, 6)
+        visitor.time = killed_at + 3.89  # the Crawl-delay is 4 s
+        await visitor.get(visitor.first(Kind.DELAY), "/later.html")
+        visitor.time = killed_at + 7.89  # and Retry-After 8 s
+        await visitor.get(visitor.first(Kind.DOWN), "/1.html")
+        await visitor.get(visitor.first(Kind.RULES))
+        await visitor.get(visitor.first(Kind.RULES), "/1.html")
+        found = judge_restart(world, killed_at)
+    assert (found.inside, found.held, found.robots_again, found.twice) == (2, 4, 1, 1)
+
+
+async def test_a_page_of_a_slow_host_comes_when_it_is_released() -> None:
+    visitor = Visitor(interrupted)
+    async with visitor.world.serving(), aiohttp.ClientSession() as visitor.session:
+        host = visitor.first(Kind.SLOW)
+        page = asyncio.ensure_future(visitor.get(host, "/slow.html"))
+        await until(lambda: bool(visitor.world.log))
+        assert not page.done()
+        visitor.world.release()
+        assert await page == 200
+
+
+def test_a_crawler_that_is_not_installed_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PEERS_PYTHON", raising=False)
+    monkeypatch.setitem(PEERS, "a peer", Peer(print, ("aiohttp", "no-such-distribution")))
+    here, missing = manners.contenders(("a peer", "polite_session"))
+    assert [one.name for one in here] == ["polite_session"]
+    assert missing == ("a peer: not measured, no-such-distribution is not installed",)
