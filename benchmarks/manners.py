@@ -1,6 +1,6 @@
 """How polite crawlers are: one crawl of 30 loopback hosts each, judged by the servers' log alone.
 
-Each crawler runs twice, in a process of its own. The first crawl is left alone. The second, of nine
+Each crawler runs twice, in a process of its own. The first crawl is left alone. The second, of ten
 other hosts, is killed by SIGKILL with all its processes while hosts wait to be asked again, and
 started immediately, with what it had kept and with a new page of each of those hosts.
 

@@ -60,6 +60,7 @@ class Kind(StrEnum):
     ROBOTS_PRIVATE = "a robots.txt that redirects to a private address"
     NO_FILE = "no robots.txt"
     SLOW = "a page that takes long"
+    NEW = "only the list after a restart has it"
 
 
 class Host(NamedTuple):
@@ -114,10 +115,11 @@ class World:
         return listed + [self._url(PRIVATE, path) for path in self.links]
 
     def later_urls(self) -> list[str]:
-        """Return what it is given after a restart as well: a new page of each host that has told
-        it to wait."""
-        waits = [one.address for one in self.hosts.values() if one.seconds]
-        return [self._url(address, "/later.html") for address in waits]
+        """Return what it is given after a restart as well: a page of a new host, which shows in the
+        log when it was under way again, and of each host that has told it to wait."""
+        last = sorted(self.hosts.values(), key=lambda one: one.kind is not Kind.NEW)
+        later = [one.address for one in last if one.kind is Kind.NEW or one.seconds]
+        return [self._url(address, "/later.html") for address in later]
 
     def _url(self, address: str, path: str) -> str:
         return f"http://{address}:{self.port}{path}"
@@ -240,14 +242,15 @@ def crawl(now: Callable[[], float] = time.monotonic) -> World:
 
 
 def interrupted(now: Callable[[], float] = time.monotonic) -> World:
-    """Return the nine hosts of the crawl that is killed and started again."""
-    delay, wait = 4.0, 8.0  # seconds
+    """Return the ten hosts of the crawl that is killed and started again."""
+    delay, wait = 5.0, 9.0  # seconds
     address = _addresses(101)
     hosts = [Host(next(address), Kind.DELAY, ("/1.html",), delay) for _ in range(2)]
     hosts.append(Host(next(address), Kind.LIMITED, ("/1.html",), wait))
     hosts.append(Host(next(address), Kind.DOWN, ("/1.html",), wait))
     hosts += [Host(next(address), Kind.RULES, ("/1.html", "/2.html")) for _ in range(4)]
     hosts.append(Host(next(address), Kind.SLOW, ("/slow.html",)))
+    hosts.append(Host(next(address), Kind.NEW, ()))
     return World(tuple(hosts), now=now)
 
 

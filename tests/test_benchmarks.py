@@ -303,18 +303,23 @@ async def test_the_judge_finds_what_a_restarted_crawl_has_forgotten() -> None:
     world = visitor.world
     async with world.serving(), aiohttp.ClientSession() as visitor.session:
         for host in world.hosts.values():
-            await visitor.get(host)
-            if host.kind is not Kind.SLOW:
+            if host.kind is not Kind.NEW:
+                await visitor.get(host)
+            if "/1.html" in host.paths:
                 await visitor.get(host, "/1.html")
         killed_at = visitor.time
         visitor.time += 0.5
-        await visitor.get(visitor.first(Kind.RULES), "/2.html")
+        assert (
+            f"http://{visitor.first(Kind.NEW).address}:{world.port}/later.html"
+            in world.later_urls()
+        )
+        await visitor.get(visitor.first(Kind.NEW), "/later.html")
         polite = judge_restart(world, killed_at)
         assert (polite.inside, polite.held, polite.robots_again, polite.twice) == (0, 4, 0, 0)
         assert (polite.robots, polite.before) == (9, 6)
-        visitor.time = killed_at + 3.89  # the Crawl-delay is 4 s
+        visitor.time = killed_at + 4.89  # the Crawl-delay is 5 s
         await visitor.get(visitor.first(Kind.DELAY), "/later.html")
-        visitor.time = killed_at + 7.89  # and Retry-After 8 s
+        visitor.time = killed_at + 8.89  # and Retry-After 9 s
         await visitor.get(visitor.first(Kind.DOWN), "/1.html")
         await visitor.get(visitor.first(Kind.RULES))
         await visitor.get(visitor.first(Kind.RULES), "/1.html")
