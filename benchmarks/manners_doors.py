@@ -12,10 +12,12 @@ import contextlib
 import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.manners_peers import AGENT, Peer, crawlee_options, main
 from benchmarks.manners_site import PUBLIC
@@ -23,7 +25,7 @@ from benchmarks.manners_site import PUBLIC
 __all__ = ["DOORS"]
 
 TRIES = 3
-PATIENCE = 8.0
+PATIENCE = 13.0
 """Seconds; longer than any Crawl-delay and Retry-After of the sites."""
 REFUSED = (429, 503)
 
@@ -126,7 +128,7 @@ async def queue(urls: list[str], folder: Path) -> None:
         (folder / "put.txt").write_text("\n".join(urls), "utf-8")
         workers = [asyncio.create_task(work()) for _ in range(20)]
         with contextlib.suppress(TimeoutError):  # the deferred URLs stay in the file
-            await asyncio.wait_for(frontier.join(), 2 * PATIENCE)
+            await asyncio.wait_for(frontier.join(), PATIENCE + 2.0)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
@@ -238,7 +240,7 @@ async def sidecar(urls: list[str], folder: Path) -> None:
 
 
 async def playwright(urls: list[str], folder: Path) -> None:
-    """Playwright with `polite_route`, in ten pages."""
+    """Playwright with `polite_route`, in one page for each host."""
     from playwright.async_api import Error, async_playwright
 
     from gatekeeper import Gatekeeper
@@ -253,16 +255,20 @@ async def playwright(urls: list[str], folder: Path) -> None:
         context = await browser.new_context(user_agent=gate.user_agent, service_workers="block")
         polite = await polite_route(context, gate)
 
+        pages: dict[str, Any] = {}
+        rooms: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
         async def get(url: str) -> int:
-            page = await context.new_page()
-            try:
-                response = await polite.goto(page, url)
+            host = str(urlsplit(url).hostname)
+            async with rooms[host]:
+                if host not in pages:
+                    pages[host] = await context.new_page()
+                try:
+                    response = await polite.goto(pages[host], url)
+                except Error as error:
+                    print(url, error)
+                    return 0
                 return 0 if response is None else int(response.status)
-            except Error as error:
-                print(url, error)
-                return 0
-            finally:
-                await page.close()
 
         await _each(urls, get)
         await browser.close()
