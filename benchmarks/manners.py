@@ -35,12 +35,14 @@ __all__ = ["contenders", "run"]
 _QUICK = ("polite_session", "Scrapy, ROBOTSTXT_OBEY")
 _AT_ONCE = 3
 """Crawlers that run beside each other: most of the time each of them waits."""
-_PATIENCE = 45.0
+_PATIENCE = 60.0
 """Seconds after which a crawl is ended. What came until then counts."""
 _UNTIL_KILL = 20.0
 """Seconds within which every host that makes crawlers wait should have been asked."""
 _AFTER_ANSWER = 0.3
 """Seconds between the last of these answers and the kill, in which a crawler can write."""
+_WATCHED = 8.0
+"""Seconds after the first request of a restarted crawl. A Retry-After lasts longer than that."""
 _OURS = "robots-gatekeeper"
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -78,6 +80,17 @@ def run(options: Options) -> list[Table]:
         rows = list(threads.map(_measured, here))
     remarks = tuple(remark for row in rows for remark in row.remarks)
     return [_crawls(rows, missing + remarks), _restarts(rows), *_waiting(here)]
+
+
+def _watched(world: World, process: subprocess.Popen[bytes], since: float) -> None:
+    """Watch a restarted crawl for some seconds after its first request, then end it."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        if any(seen.at > since for seen in list(world.log)):
+            end = min(end, time.monotonic() + _WATCHED)
+            break
+        time.sleep(0.02)
+    _ended(process, max(0.0, end - time.monotonic()))
 
 
 def contenders(names: tuple[str, ...]) -> tuple[list[Contender], tuple[str, ...]]:
@@ -130,7 +143,7 @@ def _measured(contender: Contender) -> Row:
             killed_at = time.monotonic()
             loop.call_soon_threadsafe(other.release)
             process = _started(contender, other.urls() + other.later_urls(), Path(made))
-            _ended(process, _PATIENCE)
+            _watched(other, process, killed_at)
     return Row(contender, judge(world), judge_restart(other, killed_at), tuple(remarks))
 
 
@@ -222,13 +235,11 @@ def _crawls(rows: list[Row], notes: tuple[str, ...]) -> Table:
 
 
 def _restarts(rows: list[Row]) -> Table:
-    most = len(may_be_had(interrupted()))
     columns = (
         "",
         "hosts asked too early",
         "robots.txt fetched again",
         "pages fetched again",
-        f"pages had, of {most}",
     )
     cells = [
         (
@@ -236,7 +247,6 @@ def _restarts(rows: list[Row]) -> Table:
             f"{row.restart.inside} of {row.restart.held}",
             f"{row.restart.robots_again} of {row.restart.robots}",
             f"{row.restart.twice} of {row.restart.before}",
-            str(row.restart.pages),
         )
         for row in rows
     ]
@@ -245,7 +255,10 @@ def _restarts(rows: list[Row]) -> Table:
         columns,
         cells,
         "no host is asked inside a Crawl-delay or Retry-After that was in force at the kill",
-        ("Which pages it has is for the caller of a library to remember.",),
+        (
+            f"Watched for {_WATCHED:.0f} s after the first request of the restarted crawl. Which "
+            "pages it has is for the caller of a library to remember.",
+        ),
         {row.contender.name: asdict(row.restart) for row in rows},
     )
 

@@ -25,8 +25,8 @@ from benchmarks.manners_site import PUBLIC
 __all__ = ["DOORS"]
 
 TRIES = 3
-PATIENCE = 13.0
-"""Seconds; longer than any Crawl-delay and Retry-After of the sites."""
+PATIENCE = 8.0
+"""Seconds; longer than any Crawl-delay and Retry-After of the undisturbed crawl."""
 REFUSED = (429, 503)
 
 
@@ -128,7 +128,7 @@ async def queue(urls: list[str], folder: Path) -> None:
         (folder / "put.txt").write_text("\n".join(urls), "utf-8")
         workers = [asyncio.create_task(work()) for _ in range(20)]
         with contextlib.suppress(TimeoutError):  # the deferred URLs stay in the file
-            await asyncio.wait_for(frontier.join(), PATIENCE + 2.0)
+            await asyncio.wait_for(frontier.join(), PATIENCE + 4.0)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

@@ -74,8 +74,6 @@ class Restart:
     """Pages that were answered 200 before the kill, and asked for again."""
     before: int
     """Pages that were answered 200 before the kill."""
-    pages: int
-    """Different pages had, of both runs."""
 
 
 def judge(world: World) -> Crawl:
@@ -131,7 +129,6 @@ def judge_restart(world: World, killed_at: float) -> Restart:
         robots=len(robots),
         twice=len(had & {one[1:3] for one in after}),
         before=len(had),
-        pages=len(_had(log) & may_be_had(world)),
     )
 
 

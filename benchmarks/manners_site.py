@@ -243,7 +243,7 @@ def crawl(now: Callable[[], float] = time.monotonic) -> World:
 
 def interrupted(now: Callable[[], float] = time.monotonic) -> World:
     """Return the ten hosts of the crawl that is killed and started again."""
-    delay, wait = 6.0, 12.0  # seconds
+    delay, wait = 4.0, 60.0  # seconds
     address = _addresses(101)
     hosts = [Host(next(address), Kind.DELAY, ("/1.html",), delay) for _ in range(2)]
     hosts.append(Host(next(address), Kind.LIMITED, ("/1.html",), wait))

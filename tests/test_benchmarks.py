@@ -317,9 +317,9 @@ async def test_the_judge_finds_what_a_restarted_crawl_has_forgotten() -> None:
         polite = judge_restart(world, killed_at)
         assert (polite.inside, polite.held, polite.robots_again, polite.twice) == (0, 4, 0, 0)
         assert (polite.robots, polite.before) == (9, 6)
-        visitor.time = killed_at + 5.89  # the Crawl-delay is 6 s
+        visitor.time = killed_at + 3.89  # the Crawl-delay is 4 s
         await visitor.get(visitor.first(Kind.DELAY), "/later.html")
-        visitor.time = killed_at + 11.89  # and Retry-After 12 s
+        visitor.time = killed_at + 59.89  # and Retry-After 60 s
         await visitor.get(visitor.first(Kind.DOWN), "/1.html")
         await visitor.get(visitor.first(Kind.RULES))
         await visitor.get(visitor.first(Kind.RULES), "/1.html")
