@@ -30,8 +30,9 @@ from benchmarks.manners_site import Kind, World, crawl, in_thread, interrupted
 from benchmarks.options import Options
 from benchmarks.report import Table
 
-__all__ = ["contenders", "run"]
+__all__ = ["Contender", "contenders", "measured", "run", "tables"]
 
+_ROOT = Path(__file__).parents[1]
 _QUICK = ("polite_session", "Scrapy, ROBOTSTXT_OBEY")
 _AT_ONCE = 3
 """Crawlers that run beside each other: most of the time each of them waits."""
@@ -77,9 +78,14 @@ def run(options: Options) -> list[Table]:
     """Return the tables of the undisturbed crawl, of the restart, and of Scrapy's cause."""
     here, missing = contenders(_QUICK if options.quick else (*PEERS, *DOORS))
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        rows = list(threads.map(_measured, here))
+        rows = list(threads.map(measured, here))
+    return [*tables(rows, missing), *_waiting(here)]
+
+
+def tables(rows: list[Row], missing: tuple[str, ...] = ()) -> list[Table]:
+    """Return the tables of the undisturbed crawl and of the restart."""
     remarks = tuple(remark for row in rows for remark in row.remarks)
-    return [_crawls(rows, missing + remarks), _restarts(rows), *_waiting(here)]
+    return [_crawls(rows, missing + remarks), _restarts(rows)]
 
 
 def _watched(world: World, process: subprocess.Popen[bytes], since: float) -> None:
@@ -101,7 +107,7 @@ def contenders(names: tuple[str, ...]) -> tuple[list[Contender], tuple[str, ...]
     here, missing = [], []
     for name in names:
         one = PEERS.get(name) or DOORS[name]
-        module = "manners_peers" if name in PEERS else "manners_doors"
+        module = "benchmarks.manners_peers" if name in PEERS else "benchmarks.manners_doors"
         for python, there in installed.items():
             if all(there[distribution] for distribution in one.distributions):
                 here.append(Contender(name, module, python, _version(one, there)))
@@ -125,7 +131,7 @@ def _version(one: Peer, installed: dict[str, str | None]) -> str:
     return ", ".join(str(installed[name]) for name in named)
 
 
-def _measured(contender: Contender) -> Row:
+def measured(contender: Contender) -> Row:
     """Let one crawler crawl undisturbed, and again with a kill."""
     remarks = []
     with tempfile.TemporaryDirectory(prefix="manners-", ignore_cleanup_errors=True) as made:
@@ -153,11 +159,12 @@ def _started(contender: Contender, urls: list[str], folder: Path) -> subprocess.
     environment |= {"CRAWL4_AI_BASE_DIRECTORY": str(folder), "CRAWL4AI_NO_CLOUD_NOTICE": "1"}
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
-            [contender.python, "-m", f"benchmarks.{contender.module}", contender.name, str(folder)],
+            [contender.python, "-m", contender.module, contender.name, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=_ROOT,
             start_new_session=True,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -346,3 +347,17 @@ def test_a_crawler_that_is_not_installed_is_said_in_one_line(
     here, missing = manners.contenders(("a peer", "polite_session"))
     assert [one.name for one in here] == ["polite_session"]
     assert missing == ("a peer: not measured, no-such-distribution is not installed",)
+
+
+def test_a_crawler_without_manners_has_them_all_in_its_row() -> None:
+    """In processes: it is killed while a page hangs, and begins again from the start."""
+    module, version = "tests.impolite_program", "1.0"
+    row = manners.measured(manners.Contender("none", module, sys.executable, version))
+    assert (row.crawl.disallowed, row.crawl.hops, row.crawl.robots_503) == (8, 6, 9)
+    assert (row.crawl.private, row.crawl.gaps, row.crawl.robots_most) == (2, 15, 0)
+    assert row.restart.inside == row.restart.held >= 2
+    assert row.restart.twice == row.restart.before == 10
+    crawls, restarts = (table.markdown() for table in manners.tables([row], ("x: not measured",)))
+    assert "| none 1.0 | 8 of 8 " in crawls
+    assert "- x: not measured" in crawls
+    assert "| 10 of 10 " in restarts
