@@ -24,7 +24,9 @@ class Verdict(StrEnum):
     """What to do with the URL."""
 
     ALLOW = "allow"
+    """The URL may be fetched."""
     DENY = "deny"
+    """The URL may not be fetched."""
     DEFER = "defer"
     """Not now: ask again at `retry_at`."""
 
@@ -212,7 +214,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     verdict: Verdict
+    """Whether the URL may be fetched."""
     reason: Reason
+    """Why."""
     url: str
     """The URL that was asked about, with credentials masked."""
     origin: str

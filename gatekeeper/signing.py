@@ -86,6 +86,7 @@ class SigningKey:
         """`key`: an Ed25519PrivateKey of the package cryptography."""
         self._key = key
         self.public: PublicKey = PublicKey.of(key.public_key().public_bytes_raw())
+        """The public key, which may be published."""
 
     def sign(self, data: bytes) -> bytes:
         """Return the signature, 64 bytes; it is deterministic (RFC 8032)."""

@@ -111,8 +111,11 @@ class SitemapFinding(msgspec.Struct, frozen=True):
     source: str
     """The URL of the file, or the origin."""
     code: str
+    """One word for the kind of mistake (docs/sitemaps.md)."""
     severity: Severity
+    """How serious it is."""
     message: str
+    """A sentence for people."""
     line: int = 0
     """The line of the file, counting from 1; 0 for the file as a whole."""
     retry_at: datetime | None = None

@@ -258,8 +258,11 @@ class Refusal:
     """
 
     kind: Kind
+    """What was wrong with the URL or the address."""
     detail: str
+    """For the operator's log only."""
     note: str = BLOCKED_NOTE
+    """For everybody, such as the remedy."""
 
     def __str__(self) -> str:
         return "blocked"

@@ -55,8 +55,11 @@ class GateStats:
     decisions: dict[tuple[Verdict, Reason], int]
     """Decisions built, by verdict and reason."""
     directory: DirectoryStats
+    """Counters of the robots.txt files."""
     pacing: PacingStats
+    """Counters of leases, waiters and hosts."""
     guard: GuardStats | None
+    """Counters of the guard; None with a session from the caller."""
     fleet: FleetStats | None = None
     """None without a fleet."""
 

@@ -1,11 +1,11 @@
 """Polite crawls with Crawlee in one line: `polite_crawler(BeautifulSoupCrawler, gate, ...)`.
 
-polite_crawler        creates a crawler with the two below (for PlaywrightCrawler, its browser is
-                      polite as well)
-PoliteRequestManager  returns a request when its host is due, with its lease: no request waits in a
-                      worker of the crawler
-PoliteHttpClient      decides each redirect hop, acquires a lease for requests that have none, and
-                      reports responses
+* `polite_crawler` creates a crawler with the two below (for PlaywrightCrawler, its browser is
+  polite as well).
+* `PoliteRequestManager` returns a request when its host is due, with its lease: no request waits in
+  a worker of the crawler.
+* `PoliteHttpClient` decides each redirect hop, acquires a lease for requests that have none, and
+  reports responses.
 """
 
 from __future__ import annotations

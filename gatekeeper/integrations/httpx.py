@@ -1,7 +1,7 @@
 """Polite transports for httpx.
 
-httpx.AsyncClient(transport=PoliteTransport(gate))            a Gatekeeper or RemoteGatekeeper
-httpx.Client(transport=SyncPoliteTransport(sync_gate))        a SyncGatekeeper
+`httpx.AsyncClient(transport=PoliteTransport(gate))` takes a `Gatekeeper` or a `RemoteGatekeeper`,
+`httpx.Client(transport=SyncPoliteTransport(gate))` a `SyncGatekeeper`.
 """
 
 from __future__ import annotations

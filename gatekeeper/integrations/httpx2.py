@@ -1,7 +1,7 @@
 """Polite transports for httpx2.
 
-httpx2.AsyncClient(transport=PoliteTransport(gate))            a Gatekeeper or RemoteGatekeeper
-httpx2.Client(transport=SyncPoliteTransport(sync_gate))        a SyncGatekeeper
+`httpx2.AsyncClient(transport=PoliteTransport(gate))` takes a `Gatekeeper` or a `RemoteGatekeeper`,
+`httpx2.Client(transport=SyncPoliteTransport(gate))` a `SyncGatekeeper`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A polite transport adapter for requests.
 
-adapter = PoliteAdapter(gate)              # a SyncGatekeeper
-session.mount("https://", adapter)
-session.mount("http://", adapter)
+With a `SyncGatekeeper`: `session.mount("https://", PoliteAdapter(gate))`, and for http:// too.
 """
 
 from __future__ import annotations

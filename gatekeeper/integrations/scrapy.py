@@ -1,11 +1,11 @@
 """Polite crawls with Scrapy in one line: `ADDONS = {"gatekeeper.integrations.scrapy.Addon": 500}`.
 
-    Addon             installs the scheduler and the middleware, and sets ROBOTSTXT_OBEY = False
-    PoliteScheduler   returns a request when its host is due, with its lease: no request waits in
-                      the downloader, where it would count against CONCURRENT_REQUESTS
-    PoliteMiddleware  acquires a lease for requests that have none, rejects denied requests, and
-                      reports responses
-    RobotParser       the parser alone (for ROBOTSTXT_PARSER)
+* `Addon` installs the scheduler and the middleware, and sets ROBOTSTXT_OBEY = False.
+* `PoliteScheduler` returns a request when its host is due, with its lease: no request waits in the
+  downloader, where it would count against CONCURRENT_REQUESTS.
+* `PoliteMiddleware` acquires a lease for requests that have none, rejects denied requests, and
+  reports responses.
+* `RobotParser` is the parser alone (for ROBOTSTXT_PARSER).
 
 Settings: GATEKEEPER_CONFIG (a path, or a dict as for `Config.from_dict`), or GATEKEEPER_URL and
 GATEKEEPER_TOKEN for a sidecar; GATEKEEPER_MAX_WAIT, the maximum number of seconds to wait for a

@@ -237,7 +237,9 @@ class ClockView(msgspec.Struct, frozen=True):
     """
 
     scope: str
+    """The host, address, domain, group or origin concerned."""
     kind: str
+    """One word: see above."""
     source: str
     """Where it comes from, such as "crawl-delay 10 s from robots.txt line 7"."""
     seconds: float | None = None

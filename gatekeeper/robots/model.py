@@ -25,8 +25,11 @@ class Severity(StrEnum):
     """How serious a finding about a file is."""
 
     INFO = "info"
+    """Worth knowing; nothing is lost."""
     WARNING = "warning"
+    """Robots may read the line in another way than its author meant."""
     ERROR = "error"
+    """Robots ignore the line, or refuse the file."""
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
@@ -39,9 +42,13 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     """
 
     line: int
+    """Line number, counting from 1."""
     field: str
+    """What stands before the colon."""
     value: str
+    """What stands behind the colon."""
     text: str
+    """The whole line."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rule) and astuple(self)[:4] == astuple(other)[:4]
@@ -55,6 +62,7 @@ class Candidate(Rule, frozen=True):
     9309 section 2.2.2, RFC-17)."""
 
     length: int
+    """Octets of the pattern."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -85,6 +93,7 @@ class Match(msgspec.Struct, frozen=True):
     """The verdict of a `Policy` about one URL, with the rule that decided."""
 
     allowed: bool
+    """Whether the URL may be fetched."""
     rule: Rule | None
     """The deciding rule, or None if no rule matched."""
     dialect: Dialect
@@ -94,6 +103,7 @@ class Match(msgspec.Struct, frozen=True):
     path: str
     """The path and query that were checked."""
     policy: CandidateSource
+    """The policy that was asked."""
     origin: str = ""
     """The origin of the path, or the empty string if it is not known."""
 
@@ -111,9 +121,13 @@ class Finding(msgspec.Struct, frozen=True):
     """
 
     line: int
+    """Line number, counting from 1; 0 for the file as a whole."""
     code: str
+    """One word for the kind of mistake (docs/lint.md)."""
     severity: Severity
+    """How serious it is."""
     message: str
+    """A sentence for people."""
     column: int = 0
     """First character concerned, counting from 1; 0 if the finding is not about particular
     characters."""

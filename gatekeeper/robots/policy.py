@@ -104,7 +104,7 @@ class Policy:
     )
 
     allowed: Callable[[str], bool]
-    """allowed(url) -> bool: whether the URL may be fetched.
+    """Whether a URL may be fetched: `allowed(url)` is a bool.
 
     The URL is absolute, or a path with its query. The host is not considered, except by the 1994
     dialect (R94-26). Raises InvalidURL for text that is neither.
@@ -115,6 +115,12 @@ class Policy:
     """The product token for which rule sets were chosen."""
     dialect: Dialect
     """The dialect that the chosen rule set declares, or the forced one."""
+    conflicts: Conflicts
+    """What applies where two readings differ: `robots.conflicts` of the settings."""
+    v2_semantics: V2Semantics
+    """Which rule decides in dialect 2.0: `robots.v2_semantics` of the settings."""
+    inherit_crawl_delay: bool
+    """Whether a group without Crawl-delay takes that of `*`: `robots.inherit_crawl_delay`."""
 
     def __init__(
         self,

@@ -74,6 +74,7 @@ class CleanParam(msgspec.Struct, frozen=True):
     """Query parameters that do not change the content of a page (VND-12)."""
 
     params: tuple[str, ...]
+    """Names of the parameters."""
     path: str
     """Prefix of the paths to which this applies; empty for every path."""
 

@@ -53,7 +53,9 @@ class Window(msgspec.Struct, frozen=True):
     """
 
     start: time
+    """The first minute, in UTC."""
     end: time
+    """The last minute, in UTC."""
 
     def __str__(self) -> str:
         return f"{self.start:%H%M}-{self.end:%H%M}"
@@ -68,8 +70,11 @@ class RequestRate(msgspec.Struct, frozen=True):
     """
 
     documents: int
+    """How many documents."""
     seconds: int
+    """In how many seconds."""
     window: Window | None = None
+    """When the rate applies; None for always."""
 
     @property
     def interval(self) -> float:

@@ -54,6 +54,7 @@ class Fragment(msgspec.Struct, frozen=True):
     name: str
     """Name used in messages and comments, usually the path of the file."""
     body: bytes | str
+    """The text of the fragment."""
 
 
 class FragmentLine(msgspec.Struct, frozen=True):
@@ -80,9 +81,11 @@ class ComposeProblem(msgspec.Struct, frozen=True):
     """
 
     code: str
+    """One word for the kind of problem: see above."""
     message: str
     """The complete message, including the places."""
     places: tuple[FragmentLine, ...] = ()
+    """The lines concerned."""
     url: str | None = None
     """A path for which the problem occurs, if any."""
     agent: str | None = None
@@ -93,7 +96,9 @@ class Composed(msgspec.Struct, frozen=True):
     """The result of `compose`: the text of a file, or problems."""
 
     text: str | None
+    """The text of the file; None if there are problems."""
     problems: tuple[ComposeProblem, ...] = ()
+    """Why there is no text."""
 
 
 class _Problems:
@@ -564,6 +569,7 @@ class Ruling(msgspec.Struct, frozen=True):
     """The verdict of one file about a URL."""
 
     allowed: bool
+    """Whether the URL may be fetched."""
     rule: Rule | None
     """The deciding line; None if no rule matched."""
 
@@ -577,13 +583,16 @@ class Change(msgspec.Struct, frozen=True):
     url: str
     """The URL as given, or a path that these two lines decide differently."""
     old: Ruling
+    """The verdict of the old file."""
     new: Ruling
+    """The verdict of the new file."""
 
 
 class Difference(msgspec.Struct, frozen=True):
     """The result of `diff`."""
 
     changes: tuple[Change, ...]
+    """The URLs whose verdict changes."""
     complete: bool
     """Whether every pair of lines that decides some URL differently is among the changes. If not, a
     search was given up, or a rule set has another dialect than RFC 9309."""

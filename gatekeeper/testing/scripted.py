@@ -253,8 +253,11 @@ class Breach:
     kind: str
     """early, crowd, block, window, denied, unasked or hop; see the module's docstring."""
     url: str
+    """The URL that was requested."""
     at: float
+    """When, in seconds of the log."""
     detail: str
+    """What happened, in words."""
 
     def __str__(self) -> str:
         return f"{self.at:.3f} {self.kind}: {self.url}: {self.detail}"
