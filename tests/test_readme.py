@@ -8,6 +8,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from datetime import datetime, tzinfo
 from functools import partial
 from importlib.util import find_spec
@@ -164,6 +165,15 @@ def test_the_readme_fits_and_shows_what_a_lease_may_raise() -> None:
     assert README.count("\n") <= 160
     for name in ("Deferred", "LeaseTimeout", "acquire", "why", "retry_at"):
         assert name in README
+
+
+def test_the_links_of_the_readme_work_on_the_package_index_too() -> None:
+    """The index resolves no relative link. `.ci/structure` looks where these lead."""
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    address = project.get("urls", {}).get("Source", "https://github.com/OWNER/gatekeeper")
+    assert {link[: len(address)] for link in links if "github.com" in link} == {address}
 
 
 def test_the_module_runs_as_the_command_does() -> None:
