@@ -69,3 +69,12 @@ def test_the_pre_commit_hooks_call_existing_commands(tmp_path: object) -> None:
             path.write_text(text)
             words = [word for word in call.split() if word != "."]
             assert main([*words, str(path)]) == code
+
+
+def test_lint_finds_the_mistakes_that_the_page_for_site_owners_begins_with() -> None:
+    page = (ROOT / "docs" / "sites.md").read_text("utf-8")
+    named = re.findall(r"lint\.md#([\w-]+)", page.partition("```")[0])
+    text = "User-agent: *\nDisallow: /a\nDisalow: /b\n\nUser-agent: ExampleBot\nDisallow: /c\n"
+    found = {finding.code for finding in RobotsTxt.parse(text + "# long\n" * 80_000).findings}
+    assert named == ["misspelt-field", "named-group-exempts", "truncated"]
+    assert set(named) <= found
