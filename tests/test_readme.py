@@ -172,7 +172,9 @@ def test_the_links_of_the_readme_work_on_the_package_index_too() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    address = project.get("urls", {}).get("Source", "https://github.com/OWNER/gatekeeper")
+    address = project.get("urls", {}).get(
+        "Source", "https://github.com/robots-gatekeeper/gatekeeper"
+    )
     assert {link[: len(address)] for link in links if "github.com" in link} == {address}
 
 
