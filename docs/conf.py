@@ -57,7 +57,7 @@ def link_names(_app: Any, _kind: str, _name: str, _it: Any, _opts: Any, lines: l
     for number, line in enumerate(lines):
         lines[number] = re.sub(
             r"(?<![`:])`([A-Z]\w+)`(?!`)",
-            lambda name: f":py:obj:{name[0]}" if name[1] in gatekeeper.__all__ else name[0],
+            lambda it: f":py:obj:`~gatekeeper.{it[1]}`" if it[1] in gatekeeper.__all__ else it[0],
             line,
         )
 
