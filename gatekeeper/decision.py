@@ -58,8 +58,8 @@ class Reason(StrEnum):
     """allow, deny: a line of robots.txt decided; `rule` holds it."""
     NO_RULE = "no_rule"
     """allow, deny: robots.txt has no rule that matches this URL, so it may be fetched. It is denied
-    if its rules would take too long to try, as only a text made for that does, or if a 2.0 rule set
-    lists all that may be fetched (robots.v2_semantics = "precedence")."""
+    in two cases: the rules would take too long to try (only a hostile text does that), or a 2.0
+    rule set lists all that may be fetched (robots.v2_semantics = "precedence")."""
     EMPTY_FILE = "empty_file"
     """allow: robots.txt is empty or holds only comments, so everything may be fetched."""
     ROBOTS_FILE = "robots_file"
@@ -142,8 +142,8 @@ class Reason(StrEnum):
     """defer: gatekeeper failed, or ran out of memory, so nothing is allowed; the log has the
     details."""
     OVERLOADED = "overloaded"
-    """defer: a limit of gatekeeper's own is reached. No file descriptor is left, and `note` says
-    how to get more; or more questions are waiting for robots.txt files than `cache.max_waiters`
+    """defer: gatekeeper has reached a limit of its own. Either no file descriptor is left: `note`
+    says how to get more. Or more questions wait for robots.txt files than `cache.max_waiters`
     permits: ask fewer at a time."""
     OWN_LEASE = "own_lease"
     """defer: fetching the file needs a lease of a host that the asking task itself holds; end
@@ -159,11 +159,10 @@ class Reason(StrEnum):
     """allow, deny: the operator's configuration decided ([[host]] robots), whatever the site
     says; `note` has the operator's reason."""
     BLOCKED = "blocked"
-    """deny, defer: the guard refuses the URL, its address or its port (defer: those that
-    robots.txt redirects to), and shows callers only this one word (T2); list your own networks
-    in guard.allow and their ports in guard.ports. Nothing opens what guard.deny lists, a URL with
-    credentials, and the places where gatekeeper itself listens. For a blocked host see
-    `host_blocked`."""
+    """deny, defer: the guard refuses the URL, its address or its port (defer: robots.txt redirects
+    there). Callers get only this one word (T2). List your own networks in guard.allow and their
+    ports in guard.ports. Three things stay refused: what guard.deny lists, a URL with credentials,
+    and the addresses at which gatekeeper itself listens. For a blocked host see `host_blocked`."""
     INVALID_URL = "invalid_url"
     """deny: the text is not an http or https URL; `note` says what is wrong with it."""
     HOST_BLOCKED = "host_blocked"
@@ -174,13 +173,13 @@ class Reason(StrEnum):
     host is resumed."""
     # Concerning leases only.
     STORAGE = "storage"
-    """defer: the state file can't be written (a full disk, for example), so the clock that a
-    lease would start could not survive a restart; do what `note` says (free some space, make the
-    file writable, put it back), and it recovers by itself."""
+    """defer: the state file can't be written (a full disk, for example), so the clock of this lease
+    would not survive a restart. Do what `note` says (free some space, make the file writable, put
+    it back), and it recovers by itself."""
     FLEET = "fleet"
-    """defer: the store that the fleet shares is unreachable or has just come back, so the
-    clocks of the hosts are unknown, or another member serves the host meanwhile (`note` names it);
-    restore the store, and it recovers by itself."""
+    """defer: the store that the fleet shares is unreachable, or it has just come back and the
+    clocks of the hosts are not known yet. Or another member serves the host meanwhile (`note` names
+    it). Restore the store, and it recovers by itself."""
     BUDGET = "budget"
     """defer: the pages or bytes that the host may be asked for in a day (max_pages_per_day,
     max_bytes_per_day) are used up; continue when the next day begins, or raise the limit."""

@@ -138,7 +138,7 @@ class Policy:
         self.agent = product_token(user_agent)
         self.conflicts = conflicts
         self.v2_semantics = v2_semantics
-        self.inherit_crawl_delay: bool = inherit_crawl_delay
+        self.inherit_crawl_delay = inherit_crawl_delay
         name = to_octets(self.agent).lower()  # in this order, as the text of the file
         readings = choose(
             robots.lines, robots.forced, name, precedence=v2_semantics == "precedence"
