@@ -173,9 +173,9 @@ class Reason(StrEnum):
     host is resumed."""
     # Concerning leases only.
     STORAGE = "storage"
-    """defer: the state file can't be written (a full disk, for example), so the clock of this lease
-    would not survive a restart. Do what `note` says (free some space, make the file writable, put
-    it back), and it recovers by itself."""
+    """defer: the state file can't be written (a full disk, for example), so the clock that a
+    lease would start could not survive a restart; do what `note` says (free some space, make the
+    file writable, put it back), and it recovers by itself."""
     FLEET = "fleet"
     """defer: the store that the fleet shares is unreachable, or it has just come back and the
     clocks of the hosts are not known yet. Or another member serves the host meanwhile (`note` names
