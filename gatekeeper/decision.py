@@ -177,9 +177,9 @@ class Reason(StrEnum):
     lease would start could not survive a restart; do what `note` says (free some space, make the
     file writable, put it back), and it recovers by itself."""
     FLEET = "fleet"
-    """defer: the store that the fleet shares is unreachable, or it has just come back and the
-    clocks of the hosts are not known yet. Or another member serves the host meanwhile (`note` names
-    it). Restore the store, and it recovers by itself."""
+    """defer: the store that the fleet shares is unreachable or has just come back, so the
+    clocks of the hosts are unknown, or another member serves the host meanwhile (`note` names it);
+    restore the store, and it recovers by itself."""
     BUDGET = "budget"
     """defer: the pages or bytes that the host may be asked for in a day (max_pages_per_day,
     max_bytes_per_day) are used up; continue when the next day begins, or raise the limit."""
