@@ -21,6 +21,7 @@ from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet import store as store_module
+from gatekeeper.fleet.first_start import begin_fleet
 from gatekeeper.fleet.scripts import FORMAT
 from gatekeeper.fleet.store import Store, StoreAttempts, StoreDown, StoreRefuses
 from gatekeeper.pacing.ledger import Report
@@ -147,6 +148,7 @@ async def test_a_store_user_with_the_documented_rights_works_in_its_own_database
         *rights_documented(),
     )
     place = f"127.0.0.1:{server.port}/3"
+    assert (await begin_fleet(FleetConfig(url=f"redis://crawler:{ESCAPED}@{place}"))).begun
     ledger = await works(f"redis://crawler:{ESCAPED}@{place}")
     assert b"db3:keys=" in server.ask("INFO", "keyspace")
     assert SECRET not in repr(ledger.config)

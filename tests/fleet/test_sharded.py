@@ -18,6 +18,7 @@ from gatekeeper.config import CacheConfig, Config, FleetConfig, GroupRule, HostR
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fleet import ShardedLedger
+from gatekeeper.fleet.first_start import begin_fleet
 from gatekeeper.pacing.ledger import LAPSE, End, Ledger, Report, ScopeRequest
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
@@ -203,6 +204,17 @@ async def test_a_lease_files_messages_and_pauses_work_on_a_real_cluster(
     site = member.sharing(Nowhere(), CacheConfig(), lambda: None)
     for host in hosts[:6]:
         assert (await site.fetch(f"https://{host}")).body == f"https://{host}".encode()
+
+
+async def test_a_fleet_begins_on_every_server_of_a_cluster(cluster: list[Server]) -> None:
+    url = f"redis://127.0.0.1:{cluster[1].port}/0"
+    config = FleetConfig(url=url, sharded=True, namespace="new")
+    assert (await begin_fleet(config)).begun
+    assert not (await begin_fleet(config)).begun
+    async with ShardedLedger(url, namespace="new", config=config) as ledger:
+        assert ledger.state == "connected"
+        for number in range(12):
+            assert await granted(ledger, f"a:{number}", f"h{number}", interval=600.0)
 
 
 async def test_a_shard_whose_slot_moves_begins_a_new_epoch_on_the_new_server(
