@@ -235,7 +235,7 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            refusal = _refusal(self.where, error)
+            refusal = _refusal(self.where, error, sharded=self._slot is not None)
             if refusal and self._starting and (self._connecting or not _is_foreign(error)):
                 raise refusal from error
             lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
@@ -625,8 +625,10 @@ _REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
 """Remedies for errors that retrying can't fix, by a part of the server's error message."""
 
 
-def _refusal(where: str, error: Exception) -> ConfigError | None:
+def _refusal(where: str, error: Exception, *, sharded: bool = False) -> ConfigError | None:
     """Return an error that says how to correct the URL, or None if the URL may be right."""
+    if _is_elsewhere(error) and not sharded:
+        return ConfigError(f"fleet.sharded: {where}: {_message(error)}: set it on every member")
     text = str(error)
     remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
     if remedy is None and _is_foreign(error):
@@ -640,6 +642,11 @@ def _is_foreign(error: Exception) -> bool:
     return isinstance(error, _UNREADABLE) or type(error).__name__ == "InvalidResponse"
 
 
+def _is_elsewhere(error: Exception) -> bool:
+    """Return True if another server of a cluster has the keys."""
+    return type(error).__name__ == "MovedError"
+
+
 _CLOSED = ("while writing to socket", "max number of clients reached")
 """Parts of the messages of redis-py and of the server that mean a closed connection."""
 
@@ -651,6 +658,8 @@ def _message(error: Exception) -> str:
     if _is_foreign(error):
         quoted = "" if isinstance(error, _UNREADABLE) else f" ({text})"
         return f"it sends what no Valkey or Redis sends{quoted}"
+    if _is_elsewhere(error):
+        return "another server of this cluster has the keys"
     if any(part in text for part in _CLOSED):
         return "it closed the connection: at its maxclients the server closes new connections"
     return text
