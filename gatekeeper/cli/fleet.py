@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         found = asyncio.run(begin_fleet(config, force=args.force))
     except LedgerLost as error:
         raise ConfigError(f"{str(error).rstrip('. ')}: is the store running there?") from error
-    text = "the fleet has begun: members start without waiting"
+    text = "the epoch has begun: members start without waiting"
     if not found.begun:
         text = (
             f"nothing was written: {_reasons(found)}. If no other process crawls, --force begins "
@@ -69,7 +69,7 @@ def _reasons(found: FirstStart) -> str:
     """Return why a store is not new: an epoch, or members that are alive."""
     reasons = []
     if found.since is not None:
-        reasons.append(f"a fleet began there at {found.since:%Y-%m-%dT%H:%M:%SZ}")
+        reasons.append(f"an epoch began there at {found.since:%Y-%m-%dT%H:%M:%SZ}")
     if found.alive:
         names = ", ".join([*found.members[:_MAX_NAMES], "..."][: len(found.members)])
         said = "1 member is alive" if found.alive == 1 else f"{found.alive} members are alive"

@@ -48,7 +48,7 @@ async def test_the_first_member_of_a_fleet_that_was_begun_starts_without_waiting
 ) -> None:
     assert await command(server.url) == 0
     said = capsys.readouterr().out
-    assert said == f"{server.url}, gatekeeper: the fleet has begun: members start without waiting\n"
+    assert said == f"{server.url}, gatekeeper: the epoch has begun: members start without waiting\n"
     ledger = await join(wait=False)
     assert (ledger.state, ledger.recovery, ledger.stats().epochs) == ("connected", "", 0)
     # No host counts as asked, not even for an interval longer than a quarantine.
@@ -63,7 +63,7 @@ async def test_a_store_whose_fleet_began_is_not_begun_anew_without_force(
     capsys.readouterr()
     assert await command(server.url) == 1
     assert re.fullmatch(
-        rf"{re.escape(server.url)}, gatekeeper: nothing was written: a fleet began there at "
+        rf"{re.escape(server.url)}, gatekeeper: nothing was written: an epoch began there at "
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\. If no other process crawls, --force begins anew "
         r"without waiting\n",
         capsys.readouterr().out,
@@ -134,7 +134,7 @@ async def test_a_namespace_and_shards_are_those_of_the_members(
 ) -> None:
     """On one server; each shard has an epoch of its own, and none waits."""
     assert await command(server.url, "--namespace", "other", "--sharded") == 0
-    assert capsys.readouterr().out.startswith(f"{server.url}, other: the fleet has begun")
+    assert capsys.readouterr().out.startswith(f"{server.url}, other: the epoch has begun")
     async with ShardedLedger(server.url, namespace="other", clock=time.clock) as ledger:
         assert (ledger.state, ledger.recovery) == ("connected", "")
         for number in range(24):
