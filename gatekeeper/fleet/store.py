@@ -615,7 +615,7 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
 
 _ADD_CREDENTIALS = "add a user and a password to it, with the rights that docs/fleet.md lists"
 _DENIED: tuple[str, ...] = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password")
-_DENIED += ("uthentication", "no permissions", "The user executing the script can't")
+_DENIED += ("authentication", "no permissions", "The user executing the script can't")
 _REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
     "DB index": "name a database that the server has",
     "SELECT is not allowed": "remove the database number; a cluster has only database 0",
@@ -629,8 +629,8 @@ def _refusal(where: str, error: Exception, *, sharded: bool = False) -> ConfigEr
     """Return an error that says how to correct the URL, or None if the URL may be right."""
     if _is_elsewhere(error) and not sharded:
         return ConfigError(f"fleet.sharded: {where}: {_message(error)}: set it on every member")
-    text = str(error)
-    remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
+    text = str(error).lower()  # Redis 8 writes `No permissions`, older ones `no permissions`
+    remedy = next((remedy for words, remedy in _REMEDIES.items() if words.lower() in text), None)
     if remedy is None and _is_foreign(error):
         remedy = "name a Valkey or Redis server"
     said = _message(error).rstrip(". ")
@@ -659,7 +659,7 @@ def _message(error: Exception) -> str:
         quoted = "" if isinstance(error, _UNREADABLE) else f" ({text})"
         return f"it sends what no Valkey or Redis sends{quoted}"
     if _is_elsewhere(error):
-        return "another server of this cluster has the keys"
+        return f"the server {text.rpartition(' ')[2]} of this cluster has the keys"
     if any(part in text for part in _CLOSED):
         return "it closed the connection: at its maxclients the server closes new connections"
     return text

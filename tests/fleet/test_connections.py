@@ -646,6 +646,30 @@ async def test_a_url_of_another_service_is_refused_in_one_line(what: str, scheme
     assert len(str(told.value)) < 400
 
 
+@pytest.mark.parametrize(
+    "denial",
+    [
+        b"-NOPERM this user has no permissions to access one of the keys\r\n",  # Redis 6 and 7
+        b"-NOPERM No permissions to access a key\r\n",  # Redis 8
+        b"-NOAUTH Authentication required.\r\n",
+    ],
+)
+async def test_a_denial_is_refused_with_the_remedy_however_it_is_worded(
+    server: Server, denial: bytes
+) -> None:
+    proxy = Proxy(str(server.socket))
+    await proxy.open()
+    try:
+        store = Store(proxy.url, FleetConfig())
+        await store.connect(starting=True)
+        proxy.answer = denial
+        with pytest.raises(ConfigError, match=r"add a user .* docs/fleet\.md lists"):
+            await store.run("PING")
+        await store.close()
+    finally:
+        await proxy.close()
+
+
 @pytest.mark.parametrize("what", MISFITS)
 async def test_a_store_that_answers_nonsense_is_lost_with_one_log_line(
     server: Server, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
