@@ -10,7 +10,6 @@ import difflib
 import errno
 import logging
 import os
-import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +37,6 @@ MEMORY = "memory"
 _TEN_YEARS = 10 * 366 * 86_400.0
 """Ten years: dates so far ahead can still be computed. The bound also excludes `inf` and `nan`."""
 _IN_SECONDS = {"unit": "seconds"}
-_A_NAME = {"accepts": "a name of up to 64 letters of ASCII, digits, dots, _ and -"}
 """The unit that error messages name for such a setting."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_TEN_YEARS, extra=_IN_SECONDS)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=_TEN_YEARS, extra=_IN_SECONDS)]
@@ -279,9 +277,7 @@ class FleetConfig(_Section, frozen=True):
 
     url: FilePath | None = None
     """The URL of a Valkey or Redis server; None: this gate is alone."""
-    namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z", extra=_A_NAME)] = (
-        "gatekeeper"
-    )
+    namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")] = "gatekeeper"
     when_lost: Literal["wait", "divide"] = "wait"
     """While the store is lost: grant nothing, or let each member go on with hosts of its own."""
     sharded: bool = False
@@ -723,10 +719,10 @@ def _required_type(kind: inspect.Type) -> inspect.Type:
 
 def _expected(kind: inspect.Type, value: object, default: object) -> str | None:
     """Return what a setting of this type accepts, or None if the value is valid."""
-    unit = accepts = ""
+    unit = ""
     if isinstance(kind, inspect.Metadata):
-        told = kind.extra or {}
-        unit, accepts, kind = f" of {told.get('unit', '')}", told.get("accepts", ""), kind.type
+        unit = f" of {(kind.extra or {}).get('unit', '')}"
+        kind = kind.type
     if isinstance(kind, inspect.FloatType | inspect.IntType):
         return _expected_number(kind, value, default, unit)
     if isinstance(kind, inspect.BoolType):
@@ -737,11 +733,8 @@ def _expected(kind: inspect.Type, value: object, default: object) -> str | None:
         return _expected_list(kind, value)
     if not isinstance(value, str):
         return "a string in quotes"
-    if not isinstance(kind, inspect.StrType):
-        return None
-    if kind.pattern is not None and re.search(kind.pattern, value) is None:
-        return accepts
-    return "a string that is not empty" if kind.min_length and not value else None
+    empty = isinstance(kind, inspect.StrType) and kind.min_length and not value
+    return "a string that is not empty" if empty else None
 
 
 def _expected_number(

@@ -194,11 +194,6 @@ def test_a_url_that_leads_nowhere_is_told_in_words(capsys: Capture, url: str, to
     assert re.search(told, refused(capsys, url))
 
 
-def test_a_namespace_that_cannot_be_is_told_in_words(capsys: Capture) -> None:
-    said = refused(capsys, "redis://127.0.0.1:1/0", "--namespace", "a b")
-    assert "--namespace: a name of up to 64 letters of ASCII, digits, dots, _ and -, not" in said
-
-
 async def test_a_replica_and_another_format_are_refused(server: Server) -> None:
     server.ask("HSET", "{gatekeeper}:epoch", "id", "x", "format", "99")
     for force in (False, True):
