@@ -225,7 +225,7 @@ async def test_every_place_says_why_the_first_member_waits_and_what_ends_it(
 ) -> None:
     caplog.set_level(logging.INFO, "gatekeeper.fleet")
     internet.site("a.test").robots("")
-    monkeypatch.setattr(robots_pacing, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(robots_pacing, "PATIENCE_SECONDS", 0.05)
     config = replace(settings(), fleet=FleetConfig(url=server.url))
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
         decision = await gate.check("http://a.test/x")
