@@ -20,7 +20,8 @@ RUN /app/bin/pip install '.[speed,psl,redis]' && /app/bin/python -m compileall -
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="gatekeeper" \
       org.opencontainers.image.description="Ask first, then wait until the host is due: a robots.txt gate for polite crawlers" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/robots-gatekeeper/gatekeeper"
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
     GATEKEEPER_STORAGE_PATH=/var/lib/gatekeeper/state.sqlite
 RUN mkdir -m 0700 /var/lib/gatekeeper && chown 65532:65532 /var/lib/gatekeeper

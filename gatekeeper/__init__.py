@@ -112,4 +112,4 @@ else:  # imported on first use: a program that only parses files does not load a
         },
     )
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"

@@ -74,6 +74,8 @@ def _hear_signals() -> None:
     A shell without job control starts `pytest &` with SIGINT ignored, and `nohup` with SIGHUP
     ignored. Child processes inherit that, and would ignore a test's signals.
     """
+    if sys.platform == "win32":
+        return
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:

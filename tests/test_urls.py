@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import string
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -727,7 +728,8 @@ def test_authorities_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         split(f"http://h{number}.example/")
     assert 90 < len(urls._seen) <= 100, "a few go at a time: all at once would stop the loop"
     assert "http://h999.example/" in urls._seen
-    assert not gc.is_tracked(urls._seen), "nothing for the garbage collector to walk"
+    if sys.version_info < (3, 14):  # which tracks every dictionary
+        assert not gc.is_tracked(urls._seen), "nothing for the garbage collector to walk"
 
 
 # --- beside another parser -------------------------------------------------------------

@@ -46,6 +46,7 @@ COMMANDS = {
     "healthcheck": "check that the running sidecar is alive",
     "top": "watch a running sidecar: its overview, and its hosts, those that are held up first",
     "identity": "create the key that signs requests, and the pages to publish about the bot",
+    "fleet": "begin a fleet on a new Valkey or Redis, so that its first member need not wait",
     "config": "check the configuration, or show the effective settings",
 }
 """Each command and its summary."""

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from gatekeeper import __version__
 from gatekeeper.config import (
     Config,
     GuardConfig,
@@ -29,7 +30,7 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import did_you_mean
 
 PREFIX = "GATEKEEPER_"
-DEFAULT_IDENTITY = "gatekeeper/0.1"
+DEFAULT_IDENTITY = f"gatekeeper/{__version__.rpartition('.')[0]}"
 
 _FLAG_NAMES = {
     "fleet.url": "--fleet",

@@ -145,6 +145,18 @@ class MemberList:
         return max(members, key=lambda member: _weight(member, name))
 
 
+def waiting_text(seconds: float) -> str:
+    """Return for what a quarantine of that many seconds waits, and what to do if nobody is there.
+
+    >>> waiting_text(27.3)[:55]
+    'a new or emptied store: waiting 28 s for members that m'
+    """
+    return (
+        f"a new or emptied store: waiting {math.ceil(seconds)} s for members that may still be "
+        "under way; `gatekeeper fleet init` if there are none"
+    )
+
+
 def _weight(member: str, name: str) -> bytes:
     """Return the rendezvous weight; the member with the greatest weight owns the name."""
     return hashlib.blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()

@@ -32,7 +32,7 @@ from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import RobotsSource
-from gatekeeper.fleet.members import MemberList
+from gatekeeper.fleet.members import MemberList, waiting_text
 from gatekeeper.fleet.operations import (
     Operation,
     batches,
@@ -48,7 +48,18 @@ from gatekeeper.fleet.operations import (
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
-from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, OPERATIONS, PUSHED
+from gatekeeper.fleet.scripts import (
+    BEAT,
+    BEAT_FORM,
+    DECLARE,
+    EPOCH_KEYS,
+    FORMAT,
+    LEAVE,
+    OPERATIONS,
+    PUSHED,
+    check_format,
+    key_prefix,
+)
 from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown
 from gatekeeper.pacing.ledger import (
     LAPSE,
@@ -157,8 +168,8 @@ class RedisLedger:
         self._namespace = namespace
         self._robots_store: Store | None = None
         self._shared_fetcher: SharedFetcher | None = None
-        self._prefix = f"{{{namespace}}}:"
-        self._epoch_keys = [*map(self._key, ("epoch", "known", "pushed", "members", "read"))]
+        self._prefix = key_prefix(namespace)
+        self._epoch_keys = [*map(self._key, EPOCH_KEYS)]
         self.member: str = member or f"{_machine_name()}-{secrets.token_hex(4)}"
         """The name of this member: by default the machine's name and a random suffix."""
         self._listeners: dict[str, LedgerListener] = {}
@@ -284,8 +295,13 @@ class RedisLedger:
         """`connected`, `lost` or `recovering`."""
         if self._lost_at is not None or not self._epoch:
             return "lost" if self._lost_at is not None else "recovering"
-        waits = not self._members.known or self._clock.monotonic() < self._quarantine_until
-        return "recovering" if waits else "connected"
+        return "recovering" if self.recovery or not self._members.known else "connected"
+
+    @property
+    def recovery(self) -> str:
+        """For what this member waits, and how long, after the store lost its data; or empty."""
+        left = self._quarantine_until - self._clock.monotonic()
+        return waiting_text(left) if left > 0 else ""
 
     @property
     def ready(self) -> bool:
@@ -308,6 +324,7 @@ class RedisLedger:
             failures=self._failures,
             epochs=self._epochs,
             dividing=self._divided(),
+            recovery=self.recovery,
         )
 
     # --- the Ledger protocol ------------------------------------------------------------------
@@ -530,11 +547,8 @@ class RedisLedger:
             asked = ("HMGET", self._epoch_keys[0], "id", "server", "format")
             found = await self._store.run(*asked, form=list[bytes | None])
             current, server, version = ((one or b"").decode() for one in found)
-            if current and version != str(FORMAT):
-                raise ConfigError(
-                    f"fleet.namespace: the keys of {self._prefix} have format {version}, but this "
-                    f"version of gatekeeper writes format {FORMAT}: choose another namespace"
-                )
+            if current:
+                check_format(version, self._prefix)
             if current and server == identity:
                 return current
             await self._declare(current, identity)
@@ -629,10 +643,9 @@ class RedisLedger:
         elif self._shared_log.begins("quarantine", self._prefix):
             _log.log(
                 logging.WARNING if self._open else logging.INFO,  # expected for the first member
-                "%s is empty or has lost its data (a restart, a failover, FLUSHALL): no leases are "
-                "granted until every member has reported its state, for at most %d s",
+                "%s: no leases are granted until every member has reported its state: %s",
                 self._store.where,
-                math.ceil(seconds),
+                waiting_text(seconds),
             )
 
     # --- members ------------------------------------------------------------------------------

@@ -27,12 +27,32 @@ from __future__ import annotations
 
 from typing import Final
 
+from gatekeeper.errors import ConfigError
+
 FORMAT: Final = 1
 """The version of the storage format. Members can share a namespace only if theirs are equal.
 
 Versions of gatekeeper with the same format can run side by side, as in a rolling upgrade: each runs
 its own scripts, reads the fields and the leading parts of messages that it knows, and drops the
 rest. A change that would be wrong if an older member dropped it needs a new format."""
+
+EPOCH_KEYS: Final = ("epoch", "known", "pushed", "members", "read")
+"""Names of the keys that an epoch begins with, see `DECLARE`."""
+
+
+def key_prefix(namespace: str) -> str:
+    """Return what the keys and channels of a fleet begin with: the namespace as a hash tag."""
+    return f"{{{namespace}}}:"
+
+
+def check_format(version: str, prefix: str) -> None:
+    """Raise ConfigError if the store's keys have another format than this version writes."""
+    if version != str(FORMAT):
+        raise ConfigError(
+            f"fleet.namespace: the keys of {prefix} have format {version}, but this "
+            f"version of gatekeeper writes format {FORMAT}: choose another namespace"
+        )
+
 
 OPERATIONS: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
@@ -420,6 +440,31 @@ return {ARGV[2], ARGV[3]}
 members that any member knows, the members that have pushed what they know, the list of members, and
 when each one read that list. ARGV: the expected epoch (empty: none), the new one, the server's
 identity, the longest hold, the format."""
+
+INIT: Final = """
+local E = redis.call('HMGET', KEYS[1], 'id', 'at', 'format')
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local recent = string.format('%.0f', now - ARGV[6])
+local members = redis.call('ZRANGEBYSCORE', KEYS[4], recent, '+inf')
+local listening = redis.call('PUBSUB', 'NUMSUB', ARGV[7])[2]
+local free = not E[1] and #members == 0 and listening == 0
+local begun = 0
+if ARGV[1] == 'always' or (ARGV[1] == 'none' and free) then
+  redis.call('DEL', unpack(KEYS))
+  redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[4],
+    'at', string.format('%.0f', now), 'hold', ARGV[5], 'until', string.format('%.0f', now))
+  redis.call('PUBLISH', ARGV[7], cmsgpack.pack({'g', 0}))
+  begun = 1
+end
+return {E[1] or '', tonumber(E[2]) or 0, E[3] or '', members, listening, begun}
+"""
+"""Start an epoch without a quarantine. KEYS: those of `DECLARE`. ARGV: `look` (write nothing),
+`none` (only if there is no epoch and no member) or `always`; the new epoch; the server's identity;
+the format; the hold; after how long a silent member is gone; the channel for all.
+
+The answer: the epoch before, when it began, and its format; the members with a recent heartbeat;
+how many members listen on that channel; 1 if an epoch was started."""
 
 PUSHED: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until', 'gone')

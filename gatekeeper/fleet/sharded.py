@@ -60,11 +60,11 @@ class ShardedLedger:
         clock = clock or SystemClock()
         self.shards: list[RedisLedger] = []
         shared_log = SharedLog()
-        for number in range(shards):
+        for number, name in enumerate(shard_namespaces(namespace, shards)):
             self.shards.append(
                 RedisLedger(
                     url,
-                    namespace=f"{namespace}.{number}",
+                    namespace=name,
                     clock=clock,
                     config=config,
                     member=self.shards[0].member if number else None,
@@ -105,6 +105,11 @@ class ShardedLedger:
         return min((shard.state for shard in self.shards), key=_WORST_FIRST.index)
 
     @property
+    def recovery(self) -> str:
+        """For what a shard waits, and how long, after its store lost its data; or empty."""
+        return next((one.recovery for one in self.shards if one.recovery), "")
+
+    @property
     def ready(self) -> bool:
         """Whether leases can be granted on every shard."""
         return all(shard.ready for shard in self.shards)
@@ -126,6 +131,7 @@ class ShardedLedger:
             failures=sum(one.failures for one in every),
             epochs=sum(one.epochs for one in every),
             dividing=any(one.dividing for one in every),
+            recovery=self.recovery,
         )
 
     def sharing(
@@ -292,6 +298,11 @@ class _ShardedSource:
 
     def _of(self, origin: str) -> RobotsSource:
         return self._sources[_shard(origin, len(self._sources))]
+
+
+def shard_namespaces(namespace: str, shards: int = SHARDS) -> list[str]:
+    """Return the namespace of each shard."""
+    return [f"{namespace}.{number}" for number in range(shards)]
 
 
 def _shard(name: str, shards: int) -> int:

@@ -235,7 +235,7 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            refusal = _refusal(self.where, error)
+            refusal = _refusal(self.where, error, sharded=self._slot is not None)
             if refusal and self._starting and (self._connecting or not _is_foreign(error)):
                 raise refusal from error
             lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
@@ -615,7 +615,7 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
 
 _ADD_CREDENTIALS = "add a user and a password to it, with the rights that docs/fleet.md lists"
 _DENIED: tuple[str, ...] = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password")
-_DENIED += ("uthentication", "no permissions", "The user executing the script can't")
+_DENIED += ("authentication", "no permissions", "The user executing the script can't")
 _REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
     "DB index": "name a database that the server has",
     "SELECT is not allowed": "remove the database number; a cluster has only database 0",
@@ -625,10 +625,12 @@ _REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
 """Remedies for errors that retrying can't fix, by a part of the server's error message."""
 
 
-def _refusal(where: str, error: Exception) -> ConfigError | None:
+def _refusal(where: str, error: Exception, *, sharded: bool = False) -> ConfigError | None:
     """Return an error that says how to correct the URL, or None if the URL may be right."""
-    text = str(error)
-    remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
+    if _is_elsewhere(error) and not sharded:
+        return ConfigError(f"fleet.sharded: {where}: {_message(error)}: set it on every member")
+    text = str(error).lower()  # Redis 8 writes `No permissions`, older ones `no permissions`
+    remedy = next((remedy for words, remedy in _REMEDIES.items() if words.lower() in text), None)
     if remedy is None and _is_foreign(error):
         remedy = "name a Valkey or Redis server"
     said = _message(error).rstrip(". ")
@@ -638,6 +640,11 @@ def _refusal(where: str, error: Exception) -> ConfigError | None:
 def _is_foreign(error: Exception) -> bool:
     """Return True if an error shows that the server speaks another protocol."""
     return isinstance(error, _UNREADABLE) or type(error).__name__ == "InvalidResponse"
+
+
+def _is_elsewhere(error: Exception) -> bool:
+    """Return True if another server of a cluster has the keys."""
+    return type(error).__name__ == "MovedError"
 
 
 _CLOSED = ("while writing to socket", "max number of clients reached")
@@ -651,6 +658,8 @@ def _message(error: Exception) -> str:
     if _is_foreign(error):
         quoted = "" if isinstance(error, _UNREADABLE) else f" ({text})"
         return f"it sends what no Valkey or Redis sends{quoted}"
+    if _is_elsewhere(error):
+        return f"the server {text.rpartition(' ')[2]} of this cluster has the keys"
     if any(part in text for part in _CLOSED):
         return "it closed the connection: at its maxclients the server closes new connections"
     return text

@@ -190,11 +190,11 @@ class LedgerListener(Protocol):
 class Ledger(Protocol):
     """Decides which requests may start. Methods may raise any error; the scheduler then retries.
 
-    Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in one
-    iteration of the loop take effect in the order block, head, end, take. One that can tell what
-    it knows of scopes and who holds them has a method `look(scopes)`, which returns a list of
-    `ScopeView`. One that goes on without its store has a method `withheld(scopes, interval)`: what
-    keeps a request with that interval from being granted to this process, a `Withheld` or None.
+    Each call is repeated until it succeeds, so each must be idempotent. Calls made in one iteration
+    of the loop take effect in the order block, head, end, take. Optional are `look(scopes)`: what
+    it knows of scopes and who holds them, a list of `ScopeView`; `withheld(scopes, interval)`: what
+    keeps a request with that interval from this process while the store is lost, a `Withheld` or
+    None; and a text `recovery`: for what it waits, and how long, since the store lost its data.
     """
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
@@ -241,6 +241,8 @@ class FleetStats(msgspec.Struct, frozen=True):
     """How often this member declared a new epoch, since the store had lost its contents."""
     dividing: bool
     """Whether the store is lost and this member continues with its own share of the hosts."""
+    recovery: str = ""
+    """Why the store grants no leases, since it may have lost its data; empty if it does."""
 
 
 MAX_BATCH = 256
@@ -248,16 +250,14 @@ MAX_BATCH = 256
 MAX_FLIGHTS = 8
 """Maximum number of flights under way at the same time."""
 SPACING = 0.005
-"""Minimum seconds between two departures while a flight is under way; if round trips are long, one
-divided by `MAX_FLIGHTS`. If they are short, a second flight leaves immediately, so that the ledger
-executes it while this process handles the answers to the first."""
+"""Minimum seconds between departures while a flight is under way; of long round trips, an eighth.
+If they are short, a second one leaves at once, to be executed while we handle the first answers."""
 MIN_SPLIT = 16
 """Minimum number of questions in the first of two such flights; it has half of those above it."""
 RETRY_INITIAL, RETRY_MAX = 0.1, 5.0
 """Seconds until a retry after a flight has failed: they double with each failure."""
 
 _LOST = "the fleet's store can't be reached"
-_SOON = "this member serves the host soon"
 _RECOVERS = "the fleet's store does not answer, or is back and its data is being restored"
 
 _schedulers = itertools.count(1)
@@ -556,9 +556,9 @@ class LedgerCalls:
     @property
     def unavailable(self) -> str:
         """Why the ledger grants nothing to this process at the moment; empty if it does."""
-        if self.away:
-            return _LOST
-        return _RECOVERS if getattr(self._ledger, "state", None) == "recovering" else ""
+        if self.away or getattr(self._ledger, "state", None) != "recovering":
+            return _LOST if self.away else ""
+        return str(getattr(self._ledger, "recovery", "") or _RECOVERS)
 
     def withheld(self, scopes: Sequence[str], interval: float = 0.0) -> tuple[str, float, bool]:
         """Return why the ledger grants this process no request of these scopes at the moment, for
@@ -569,8 +569,8 @@ class LedgerCalls:
         elsewhere = found is not None and bool(found.owner)
         if found is None or (self.unavailable and not elsewhere):
             return self.unavailable, math.inf, False
-        serves = f"the member {found.owner} serves this host" if elsewhere else _SOON
-        return f"{_LOST}, and {serves}", found.seconds, elsewhere
+        serves = f"the member {found.owner} serves" if elsewhere else "this member soon serves"
+        return f"{_LOST}, and {serves} this host", found.seconds, elsewhere
 
     def clocks(self) -> list[ScopeClock]:
         """Return every clock and block that this process knows and that lies in the future."""

@@ -66,7 +66,7 @@ def test_an_option_in_seconds_has_to_be_above_0(capsys: Capture, option: str, te
 def test_a_misspelt_option_is_refused_with_a_suggestion(capsys: Capture, command: str) -> None:
     needs = {"check": ["http://a.test/"], "lint": ["x"], "test": ["x"], "diff": ["x", "y"]}
     needs |= {"compose": ["x"], "history": ["http://a.test/"]}
-    needs |= {"identity": ["show"], "config": ["show"]}
+    needs |= {"identity": ["show"], "config": ["show"], "fleet": ["init", "redis://a.test"]}
     said = refused(capsys, command, *needs.get(command, []), "--confg=x", "--zzz")
     assert "unrecognized arguments: --confg=x --zzz; did you mean --config?" in said
 

@@ -18,7 +18,7 @@ from gatekeeper.crawl.manifest import WarcPlace
 from gatekeeper.crawl.output import Warc, WarcHead
 from gatekeeper.errors import ConfigError
 
-SOFTWARE = "gatekeeper/0.1"
+SOFTWARE = "gatekeeper/0.9"
 
 
 def head(url: str = "https://a.test/x?y=1", **headers: str) -> WarcHead:
@@ -55,7 +55,7 @@ def test_a_page_is_a_response_and_a_request(tmp_path: Path, name: str) -> None:
         write(warc, b"<p>hello", content_type="text/html")
     info, response, request = records(path)
     assert info[0] == "warcinfo"
-    assert b"software: gatekeeper/0.1" in info[1]
+    assert b"software: gatekeeper/0.9" in info[1]
     assert response[:2] == ("response", b"<p>hello")
     assert response[2].http_headers.get_header("Content-Type") == "text/html"
     assert response[2].rec_headers.get_header("WARC-Target-URI") == "https://a.test/x?y=1"

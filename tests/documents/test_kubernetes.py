@@ -17,6 +17,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from gatekeeper import __version__
 from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.sidecar.listening import diagnostics_address
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "kubernetes"
 FILES = {path.name: list(yaml.safe_load_all(path.read_text())) for path in FOLDER.glob("*.yaml")}
 SCHEMA = json.loads((ROOT / "tests" / "vectors" / "servicemonitor.json").read_text())
-OURS = "registry.example.org/gatekeeper:0.1.0"
+OURS = f"ghcr.io/robots-gatekeeper/gatekeeper:{__version__}"
 
 
 @pytest.fixture(params=sorted(FILES))

@@ -21,6 +21,7 @@ from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet import store as store_module
+from gatekeeper.fleet.first_start import begin_fleet
 from gatekeeper.fleet.scripts import FORMAT
 from gatekeeper.fleet.store import Store, StoreAttempts, StoreDown, StoreRefuses
 from gatekeeper.pacing.ledger import Report
@@ -147,6 +148,7 @@ async def test_a_store_user_with_the_documented_rights_works_in_its_own_database
         *rights_documented(),
     )
     place = f"127.0.0.1:{server.port}/3"
+    assert (await begin_fleet(FleetConfig(url=f"redis://crawler:{ESCAPED}@{place}"))).begun
     ledger = await works(f"redis://crawler:{ESCAPED}@{place}")
     assert b"db3:keys=" in server.ask("INFO", "keyspace")
     assert SECRET not in repr(ledger.config)
@@ -642,6 +644,30 @@ async def test_a_url_of_another_service_is_refused_in_one_line(what: str, scheme
     assert "\n" not in str(told.value)
     assert "secret" not in str(told.value)
     assert len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "denial",
+    [
+        b"-NOPERM this user has no permissions to access one of the keys\r\n",  # Redis 6 and 7
+        b"-NOPERM No permissions to access a key\r\n",  # Redis 8
+        b"-NOAUTH Authentication required.\r\n",
+    ],
+)
+async def test_a_denial_is_refused_with_the_remedy_however_it_is_worded(
+    server: Server, denial: bytes
+) -> None:
+    proxy = Proxy(str(server.socket))
+    await proxy.open()
+    try:
+        store = Store(proxy.url, FleetConfig())
+        await store.connect(starting=True)
+        proxy.answer = denial
+        with pytest.raises(ConfigError, match=r"add a user .* docs/fleet\.md lists"):
+            await store.run("PING")
+        await store.close()
+    finally:
+        await proxy.close()
 
 
 @pytest.mark.parametrize("what", MISFITS)

@@ -275,7 +275,7 @@ async def test_a_question_that_waits_in_a_quarantine_is_told_of_the_fleet(
             stack.push_async_callback(sidecar.stop)
             gate = RemoteGatekeeper(sidecar.where, AGENT)
         await stack.enter_async_context(gate)
-        lost = r"its robots\.txt was not fetched.*; the fleet's store does not answer"
-        with pytest.raises(LeaseTimeout, match=lost):
+        waits = r"its robots\.txt was not fetched.*; a new or emptied store: waiting \d+ s"
+        with pytest.raises(LeaseTimeout, match=waits):
             await gate.acquire(URL, timeout=0.2, owned=False)
     assert site.paths == []

@@ -15,9 +15,10 @@ import pytest
 from redis.crc import key_slot
 
 from gatekeeper.config import CacheConfig, Config, FleetConfig, GroupRule, HostRule
-from gatekeeper.errors import LedgerLost
+from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from gatekeeper.fleet import ShardedLedger
+from gatekeeper.fleet import RedisLedger, ShardedLedger
+from gatekeeper.fleet.first_start import begin_fleet
 from gatekeeper.pacing.ledger import LAPSE, End, Ledger, Report, ScopeRequest
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
@@ -203,6 +204,31 @@ async def test_a_lease_files_messages_and_pauses_work_on_a_real_cluster(
     site = member.sharing(Nowhere(), CacheConfig(), lambda: None)
     for host in hosts[:6]:
         assert (await site.fetch(f"https://{host}")).body == f"https://{host}".encode()
+
+
+async def test_a_fleet_begins_on_every_server_of_a_cluster(cluster: list[Server]) -> None:
+    url = f"redis://127.0.0.1:{cluster[1].port}/0"
+    config = FleetConfig(url=url, sharded=True, namespace="new")
+    assert (await begin_fleet(config)).begun
+    assert not (await begin_fleet(config)).begun
+    async with ShardedLedger(url, namespace="new", config=config) as ledger:
+        assert ledger.state == "connected"
+        for number in range(12):
+            assert await granted(ledger, f"a:{number}", f"h{number}", interval=600.0)
+
+
+async def test_a_cluster_without_sharding_says_what_to_set(cluster: list[Server]) -> None:
+    """On any server but the one that has the keys; a member would wait for ever."""
+    told = r"fleet\.sharded: redis://127.*: the server 127\S+ of this cluster has the keys: set"
+    for server in cluster:
+        config = FleetConfig(url=f"redis://127.0.0.1:{server.port}/0")
+        if _has(server, key_slot(b"gatekeeper")):
+            continue
+        with pytest.raises(ConfigError, match=told):
+            await begin_fleet(config)
+        assert config.url is not None
+        with pytest.raises(ConfigError, match=told):
+            await RedisLedger(config.url).open()
 
 
 async def test_a_shard_whose_slot_moves_begins_a_new_epoch_on_the_new_server(

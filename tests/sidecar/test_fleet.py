@@ -188,6 +188,8 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
         200,
         {"status": "ready", "fleet": {"state": "recovering", "members": 1}},
     )
+    async with one.session.get(one.base + "/ui/") as response:
+        assert "`gatekeeper fleet init` if there are none" in await response.text()
     await until_201(one, page)
     status, said = await one.get("/readyz")
     assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})

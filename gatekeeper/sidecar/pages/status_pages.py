@@ -87,7 +87,8 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         names = ", ".join(overview.reload.needs_restart)
         yield [badge("warn", "A restart is needed"), " for ", html.link("config", names)]
     if overview.fleet is not None and overview.fleet.get("state") != "connected":
-        yield badge("bad", f"The store of the fleet is {overview.fleet.get('state')}")
+        state, why = overview.fleet.get("state"), overview.fleet.get("recovery")
+        yield [badge("bad", f"The store of the fleet is {state}"), f": {why}" if why else ""]
     for host in overview.held_up:
         yield [_host_link(host.host), " ", _holdup(host, overview.now)]
     counts = {state: overview.host_states[state] for state in HELD_UP}
