@@ -7,11 +7,7 @@ settings. Durations are seconds, sizes are bytes.
 from __future__ import annotations
 
 import difflib
-import errno
 import logging
-import os
-import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +19,7 @@ from msgspec import inspect
 from gatekeeper import urls
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.robots import product_token
+from gatekeeper.settings_files import read_toml
 from gatekeeper.urls import not_text, printable, without_credentials
 
 if TYPE_CHECKING:
@@ -316,6 +313,25 @@ class IdentityConfig(_Section, frozen=True):
     """The addresses that the bot sends requests from, for its page."""
 
 
+class AuditConfig(_Section, frozen=True):
+    """The audit record (`[audit]`)."""
+
+    folder: FilePath | None = None
+    """Where it is written; None: there is none."""
+    what: Literal["requests", "decisions"] = "requests"
+    """Requests and refusals; or also every decision of every question."""
+    max_rate: Count = 10_000
+    """Refusals and decisions that are written in a second; the others are counted."""
+    urls: Literal["full", "path", "digest"] = "full"
+    """How URLs are written: whole, without query, or as SHA-256 with a salt of the chain."""
+    rotate: Annotated[int, msgspec.Meta(ge=4096, extra={"unit": "bytes"})] = 67_108_864
+    """The size at which a segment is closed; one is also closed after a day."""
+    keep: PositiveSeconds | None = None
+    """Seconds after which a closed segment is removed, except for its seal; None: never."""
+    on_failure: Literal["refuse", "continue"] = "refuse"
+    """While nothing can be written: refuse leases, or grant them and record the gap later."""
+
+
 class HostRule(_Section, frozen=True):
     """An operator's rule for hosts (`[[host]]`)."""
 
@@ -356,6 +372,7 @@ class Config(_Section, frozen=True):
     server: ServerConfig = ServerConfig()
     fleet: FleetConfig = FleetConfig()
     identity: IdentityConfig = IdentityConfig()
+    audit: AuditConfig = AuditConfig()
     host: tuple[HostRule, ...] = ()
     group: tuple[GroupRule, ...] = ()
 
@@ -414,44 +431,6 @@ def values_of(config: Config) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{inner}", getattr(value, inner)
         else:
             yield name, value
-
-
-MAX_FILE = 4 * 1024 * 1024
-"""Maximum size in bytes of a file that a setting names."""
-
-
-def read_file(path: str | Path) -> tuple[bytes, int]:
-    """Return the content and the mode of a file that a setting names. Raises OSError.
-
-    It must be a regular file or the null device: a reload reads the file again, and opening a pipe
-    would wait for a writer.
-    """
-
-    def open_nonblocking(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-
-    with open(path, "rb", opener=open_nonblocking) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) and str(path) != os.devnull:
-            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
-        body = file.read(MAX_FILE + 1)
-    if len(body) > MAX_FILE:
-        raise OSError(errno.EFBIG, f"it is longer than {MAX_FILE >> 20} MiB", str(path))
-    return body, stat.S_IMODE(status.st_mode)
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read the configuration file without checking its settings. Raises ConfigError."""
-    try:
-        return tomllib.loads(read_file(path)[0].decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: not UTF-8; save it in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
 def as_config(value: object) -> Config:

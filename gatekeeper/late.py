@@ -26,6 +26,7 @@ LATE: Mapping[str, Mapping[str, str]] = {
     },
     "gatekeeper.robots.policy": {"gatekeeper.sites.lint": "findings"},
     "gatekeeper.gate": {
+        "gatekeeper.audit.record": "AuditRecord",
         "gatekeeper.fleet": "configured_ledger",
         "gatekeeper.session.middleware": "gate_middleware_with",
         "gatekeeper.signing": "Signer",

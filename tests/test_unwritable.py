@@ -254,7 +254,7 @@ async def test_a_host_of_unknown_interval_is_not_requested_on_a_full_disk(
                 decision = await it.gate.check(COLD)
                 unlike = await refused(it.lease(COLD))
                 assert (decision.note, decision.retry_at) == (unlike.note, unlike.retry_at)
-                assert "the clock of cold.test can't be saved: " in (decision.note or "")
+                assert "a lease of cold.test can't be saved: " in (decision.note or "")
                 assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.STORAGE)
                 await refused(it.lease(COLD))
                 assert it.asked("/robots.txt") == before

@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -109,8 +110,13 @@ def time_text(wall: float) -> str:
     >>> time_text(1769860800.25)
     '2026-01-31T12:00:00.250000Z'
     """
-    at = _EPOCH + timedelta(seconds=wall)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06d}Z"
+    seconds, micros = divmod(round(wall * 1e6), 1_000_000)
+    return f"{_second(seconds)}.{micros:06d}Z"
+
+
+@lru_cache(maxsize=64)  # most lines are of the last seconds
+def _second(seconds: int) -> str:
+    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
 
 
 def time_of(text: str) -> float:

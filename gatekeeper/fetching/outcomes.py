@@ -694,6 +694,8 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The error, for the log. Never shown to a client (T2)."""
     addresses: tuple[str, ...] = ()
     """The addresses dialled for the last hop, if the connector is a GuardedConnector."""
+    shared: bool = False
+    """Another member of the fleet fetched it."""
 
 
 class HopLease(Protocol):

@@ -381,6 +381,9 @@ class Record(msgspec.Struct, gc=False, eq=False):
     page_ok: float | None = None
     """Monotonic moment at which a page was last reported with 2xx or 3xx."""
     uptime: Uptime = msgspec.field(default_factory=Uptime)
+    witness: str | None = None
+    """The digest of the text in the audit record, empty without a text; None: this record has no
+    line there yet."""
     voids: int = 0
     """The number of calls of `RecordCache.void_refusals` before the record was added."""
 

@@ -425,6 +425,7 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
         lifetime=Lifetime(max(0.0, shared.fresh - age), shared.brief),
         retry_after=None if shared.retry_after is None else max(0.0, shared.retry_after - age),
         detail="another member of the fleet fetched it",
+        shared=True,
         **{name: getattr(shared, name) for name in _EQUAL},
     )
 

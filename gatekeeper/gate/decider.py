@@ -161,7 +161,7 @@ def _frame(origin: str, agent: str, state: State | None = None) -> Decision:
 
 
 def _lease_note(reason: Reason, host: str, why: str) -> str:
-    return f"the clock of {host} can't be saved: {why}" if reason is Reason.STORAGE else why
+    return f"a lease of {host} can't be saved: {why}" if reason is Reason.STORAGE else why
 
 
 def _outside_visit_time(standing: Standing, at: datetime) -> PathRuling | None:

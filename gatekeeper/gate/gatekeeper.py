@@ -37,7 +37,7 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease import Lease, LeaseManager, LeaseRequest
-from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
+from gatekeeper.gate.parts import GateParts, OpenParts, configured_audit, configured_signer
 from gatekeeper.gate.protocols import DeadlineMiddleware, SharingLedger
 from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsLease, RobotsPacing
@@ -117,6 +117,7 @@ class Gatekeeper:
             ledger = late("gatekeeper.gate", "configured_ledger")(config.fleet, self._clock)
         self._ledger = ledger
         self._signer = configured_signer(config.identity, self._clock)
+        self._audit = audit = configured_audit(config, user_agent, self._clock)
         self._scheduler = Scheduler(
             config,
             clock=self._clock,
@@ -124,6 +125,7 @@ class Gatekeeper:
             storage=self._storage,
             ledger=self._ledger,
             files=self._file_holdups,
+            audit=audit,
         )
         self._decider = self._make_decider()
         self._waits: WaitGraph[Lease] = WaitGraph(
@@ -143,7 +145,8 @@ class Gatekeeper:
     def _make_decider(self) -> Decider:
         # A strong reference would close a cycle that the garbage collector can't see as a whole.
         source = WeakMethod(self._scheduler.holdups.source)
-        return Decider(
+        make = Decider if self._audit is None else self._audit.decider
+        return make(
             self.config,
             agent=self._agent,
             guard=self._guard,
@@ -187,6 +190,7 @@ class Gatekeeper:
             resolver=self._dns or self._resolver,
             url_cache=self._url_cache,
             signer=self._signer,
+            audit=self._audit,
             middleware=self._deadline_middleware,
             make_connector=self._connector,
             opened=lambda: self._opened or self._open,
@@ -204,6 +208,9 @@ class Gatekeeper:
             if self._storage is not None:
                 await self._storage.open()
                 stack.push_async_callback(self._storage.close)
+            if self._audit is not None:
+                await self._audit.open(self.parts)
+                stack.push_async_callback(self._audit.close)
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
             if isinstance(self._ledger, SharingLedger):
@@ -232,7 +239,8 @@ class Gatekeeper:
             questions = GateQuestions(
                 self._decider, directory, self._clock, waits=self._waits, dns=self._dns
             )
-            leases = LeaseManager(questions, self._scheduler, self._faults)
+            manager = LeaseManager if self._audit is None else self._audit.leases
+            leases = manager(questions, self._scheduler, self._faults)
             stack.push_async_callback(leases.close)
             self._opened = OpenParts(own, session, fetcher, directory, questions, leases)
             self._loop_state = loop_state(leases.loop)
@@ -251,12 +259,13 @@ class Gatekeeper:
 
     def _make_fetcher(self, session: aiohttp.ClientSession) -> Fetcher:
         """Make the object that fetches the files. `ScriptedGate` overrides this."""
+        lease = RobotsLease if self._audit is None else self._audit.robots_lease
         return Fetcher(
             session,
             user_agent=self.user_agent,
             config=self.config,
             clock=self._clock,
-            acquire=partial(RobotsLease, self._pacing),
+            acquire=partial(lease, self._pacing),
             refuse=None if self._guard is None else self._guard.refuses_url,
             known=self._fresh_retrieval,
             signer=self._signer,
@@ -470,7 +479,7 @@ class Gatekeeper:
     @property
     def ready(self) -> bool:
         """Whether leases can be granted: the gate is open, its own network seems to be up, the
-        state file can be written, and the fleet's store, if any, answers."""
+        state file and the audit record can be written, and the fleet's store, if any, answers."""
         opened = self._opened
         if opened is None or not opened.directory.ready or self.parts.storage_failing is not None:
             return False
@@ -525,12 +534,12 @@ class Gatekeeper:
         if not isinstance(rule, HostRule):
             remedy = "write HostRule(match=HOST, ...)"
             raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
-        self._apply_rule(rule)
+        self._apply_rule(rule, "call")
         if isinstance(self._ledger, SharingLedger):
             self._ledger.overrides.say(rule)
 
-    def _apply_rule(self, rule: HostRule) -> None:
-        self._scheduler.add_rule(rule)
+    def _apply_rule(self, rule: HostRule, source: str = "fleet") -> None:
+        self._scheduler.add_rule(rule, source)
         self._decider.forget()
         for follower in self.parts.followers:
             follower.rules_changed()

@@ -50,7 +50,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import BudgetSpent
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiters import EVERYTHING, Entrance, received
+from gatekeeper.pacing.waiters import EVERYTHING, Entrance
 from gatekeeper.urls import Target
 
 _DNS_SECONDS = 0.5
@@ -98,6 +98,16 @@ class Lease(LeaseBase, eq=False):
         return self.decision.origin
 
     @property
+    def grant(self) -> Grant:
+        """The scheduler's grant behind it, for the audit record."""
+        return self._grant
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the gate itself sends its request, and not code of the caller."""
+        return self._claimed or not self._sent_by_caller
+
+    @property
     def started_at(self) -> float:
         """Monotonic time of the grant, in seconds."""
         return self._grant.start_at
@@ -106,7 +116,7 @@ class Lease(LeaseBase, eq=False):
     def awaits_head(self) -> bool:
         """Whether its request is known to have been sent, and has no response yet."""
         grant = self._grant
-        return grant.open and not grant.headed and (self._claimed or not self._sent_by_caller)
+        return grant.open and not grant.headed and self.is_ours
 
     @property
     def expires_at(self) -> datetime:
@@ -206,7 +216,7 @@ class Lease(LeaseBase, eq=False):
         ):
             refuse_wrong_report(status, elapsed, retry_after, size)
             if size and not self._grant.reported:
-                received(self._grant, size)
+                self._grant.received(size)
         grant = self._grant
         if grant.reported:
             return
@@ -231,12 +241,12 @@ class Lease(LeaseBase, eq=False):
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether its host has a budget that the bytes of the response count for."""
-        return self._grant.scope.settings.budget is not None
+        """Whether the bytes of the response count: for a budget, or for the audit record."""
+        return self._grant.counts_bytes
 
     def received(self, size: int) -> None:
         """Count bytes of the response for the host's budget, if no report has a `size`."""
-        received(self._grant, size)
+        self._grant.received(size)
 
     def renew(self, seconds: float) -> None:
         """Move the end of the lease to `seconds` from now."""
@@ -330,15 +340,18 @@ class _GrantRequest(msgspec.Struct, eq=False):
     owner: asyncio.Task[object] | None
     decision: Decision
     """The decision before the grant; once the lease is granted, the one at the grant."""
+    record: Record | None = None
+    """The record that decided at the grant, if one did."""
 
     def admit(self) -> Offer:
         """Decide again at the moment of the grant; there is no await between this and the engine.
 
         Raises Denied or Deferred.
         """
-        self.decision, offer = self.questions.offer(self.url, self.target, self.agent)
+        self.decision, offer, record = self.questions.offer(self.url, self.target, self.agent)
         if offer is not REFETCH:
             refuse(self.decision)
+            self.record = record
         return offer
 
     async def refetch(self) -> None:
@@ -412,8 +425,14 @@ class LeaseManager:
         target: Target,
         owner: asyncio.Task[object] | None,
         decision: Decision,
+        record: Record | None,
         agent: str | None = None,
+        *,
+        restored: bool = False,
     ) -> Lease:
+        """Make the lease of a grant. `record` is the one that decided, if one did; `restored`: an
+        earlier process granted it. A gate with an audit record writes the line of the grant first,
+        and raises Deferred if it can't."""
         lease = Lease(target.url, target.host, owner, self, grant, decision, user_agent=agent)
         self.holdings.add(lease)
         return lease
@@ -462,7 +481,7 @@ class LeaseManager:
             if waiting is not None:
                 self._waits.end(waiting)
         self.uplink.wake()
-        return self._lease(grant, target, owner, request.decision, user_agent)
+        return self._lease(grant, target, owner, request.decision, request.record, user_agent)
 
     async def try_acquire(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
@@ -533,8 +552,8 @@ class LeaseManager:
         with contextlib.suppress(LeaseTimeout):  # then only the host's own slot is held
             scopes = await self._locate(target, self.clock.monotonic() + _DNS_SECONDS)
         grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
-        decision, _ = self.questions.offer(url, target, user_agent)
-        return self._lease(grant, target, None, decision, user_agent)
+        decision, _, record = self.questions.offer(url, target, user_agent)
+        return self._lease(grant, target, None, decision, record, user_agent, restored=True)
 
     async def _locate(self, target: Target, end: float | None) -> tuple[str, ...]:
         """Return the scopes of the target's addresses; empty if no clock belongs to an address.

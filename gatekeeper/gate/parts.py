@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper.clock import Clock
-from gatekeeper.config import IdentityConfig
+from gatekeeper.config import Config, IdentityConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.directory import Directory, OnRetrieval
@@ -21,8 +21,10 @@ from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease import Lease, LeaseManager
 from gatekeeper.gate.protocols import DeadlineMiddleware
 from gatekeeper.gate.questions import GateQuestions
+from gatekeeper.gate.robots_pacing import RobotsLease
 from gatekeeper.late import late
 from gatekeeper.pacing.deadlock import WaitGraph
+from gatekeeper.pacing.grants import PacingAudit
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.storage.base import Storage
 from gatekeeper.urls import UrlCache
@@ -39,6 +41,24 @@ class GateFollower(Protocol):
 
     def rules_changed(self) -> None:
         """Called after the operator's rules about hosts changed at run time."""
+
+
+class GateAudit(PacingAudit, Protocol):
+    """The audit record of a gate (`audit.folder`).
+
+    Its classes stand in for those of the same interface, and write lines. A gate without an audit
+    record has none of it in its way.
+    """
+
+    decider: Callable[..., Decider]
+    leases: Callable[..., LeaseManager]
+    robots_lease: Callable[..., RobotsLease]
+
+    async def open(self, parts: GateParts) -> None:
+        """Begin a chain. Raises StorageError."""
+
+    async def close(self) -> None:
+        """End the chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +93,8 @@ class GateParts:
     """Cache of parsed URLs, which the gate's own connector recognises."""
     signer: RequestSigner | None
     """Signs requests; None: they are not signed."""
+    audit: GateAudit | None
+    """Records what the gate does; None: nobody does."""
     middleware: DeadlineMiddleware
     """`Gatekeeper.middleware` for a session that passes a deadline with each request, or None,
     and may parse its URLs with `url_cache`."""
@@ -116,11 +138,13 @@ class GateParts:
 
     @property
     def storage_failing(self) -> str | None:
-        """Why the state file can't be written, so that leases are deferred with reason `storage`.
+        """Why the state file or the audit record can't be written, so that leases are deferred with
+        reason `storage`.
 
-        None if it can, if there is none, or if storage.on_failure is "continue".
+        None if they can, if there is none, or if their `on_failure` is "continue".
         """
-        return getattr(self.storage, "failing", None)
+        why: str | None = getattr(self.storage, "failing", None)
+        return self.audit.failing if why is None and self.audit is not None else why
 
     def unreached(self, lease: object, error: BaseException) -> None:
         """Note that a request under the lease could not connect or resolve its host's name.
@@ -141,3 +165,12 @@ def configured_signer(config: IdentityConfig, clock: Clock) -> RequestSigner | N
         return None
     signer: RequestSigner | None = late("gatekeeper.gate", "Signer").of(config, clock)
     return signer
+
+
+def configured_audit(config: Config, user_agent: str, clock: Clock) -> GateAudit | None:
+    """Return the audit record for `config`, or None if `audit.folder` is not set. Raises
+    ConfigError."""
+    if config.audit.folder is None:
+        return None
+    audit: GateAudit = late("gatekeeper.gate", "AuditRecord")(config, user_agent, clock)
+    return audit

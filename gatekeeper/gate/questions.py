@@ -131,8 +131,11 @@ class GateQuestions:
         record = self.directory.peek(target.origin)
         return self.decider.decide(url, target, agent, record, self.moment())
 
-    def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
-        """Return the decision at the moment of a grant, and the file's interval at that moment.
+    def offer(
+        self, url: str, target: Target, user_agent: str | None
+    ) -> tuple[Decision, Offer, Record | None]:
+        """Return the decision at the moment of a grant, the file's interval at that moment, and the
+        record that decided.
 
         REFETCH in place of the interval: the file has hard-expired and gets the grant. Never waits.
         """
@@ -144,10 +147,10 @@ class GateQuestions:
         if decision is None:
             decision = decider.decide(url, target, agent, record, moment)
         if decision is None:
-            return decider.unknown(url, target, agent, moment), REFETCH
+            return decider.unknown(url, target, agent, moment), REFETCH, None
         if record is None or decision.state in (None, State.OVERRIDE):
-            return decision, NO_RATE
-        return decision, decider.interval(record, agent, moment)
+            return decision, NO_RATE, None
+        return decision, decider.interval(record, agent, moment), record
 
     def no_lease(
         self, url: str, target: Target, user_agent: str | None, why: str | NoLeaseError

@@ -149,7 +149,7 @@ class RobotsPacing:
 
     def _park(self, host: str, until_wall: float) -> None:
         with contextlib.suppress(StorageError):  # the block holds in memory, and is only a hint
-            self._scheduler.block(host, until_wall, PARKED)
+            self._scheduler.block(host, until_wall, PARKED, by="gatekeeper")
 
 
 class _GrantWatch(msgspec.Struct, eq=False):

@@ -31,7 +31,7 @@ from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.grants import Grant, OpenLeases
+from gatekeeper.pacing.grants import Grant, OpenLeases, PacingAudit
 from gatekeeper.pacing.ledger import LedgerCalls, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
@@ -73,7 +73,7 @@ class Engine:
 
     `timer` is set for the moment at which something falls due. Without a timer the caller has to
     call `run` and `expire`. `remote` is the ledger outside this process. `on_idle` is called when
-    the last lease ends after `halt`.
+    the last lease ends after `halt`. `audit` is the audit record, if there is one.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Engine:
         *,
         remote: LedgerCalls | None = None,
         on_idle: Callable[[], object] = lambda: None,
+        audit: PacingAudit | None = None,
     ) -> None:
         self.clock = clock
         self.now: Callable[[], float] = clock.monotonic
@@ -114,6 +115,8 @@ class Engine:
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
+        self._audit = audit
+        self._grant_class = Grant if audit is None else audit.grants
         self._capacity = 0
         self._running = False
         self.usual: dict[Grant, None] = self.leases.usual
@@ -321,7 +324,7 @@ class Engine:
             promises.mark()
         to_prove, shared = scope.to_prove, scope.shared
         expires = now + (self._ttl if ttl is None else ttl)
-        grant = Grant(self, scope, url, now, expires, scope.basis, shared, to_prove)
+        grant = self._grant_class(self, scope, url, now, expires, scope.basis, shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
@@ -621,6 +624,8 @@ class Engine:
             self.remote.report(report_of(scope, now))
         if self.promises is not None:
             self.promises.remember(scope, now)
+        if self._audit is not None:
+            self._audit.blocked(scope, "response")
 
 
 def report_of(scope: Scope, now: float) -> Report:

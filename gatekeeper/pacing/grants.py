@@ -17,6 +17,9 @@ from gatekeeper.clock import DueHeap
 from gatekeeper.pacing.ledger import Outcome
 from gatekeeper.pacing.scopes import INF, PROVEN, Scope
 
+_MAX_BODY = 1 << 50
+"""Maximum bytes that one response counts for, so that a day's sum fits into any storage."""
+
 
 class InUse(Protocol):
     """A connection."""
@@ -77,6 +80,23 @@ class Grant(msgspec.Struct, eq=False):
         """True if the request is known to be in flight."""
         connection = None if self.held_by is None else self.held_by()
         return connection is not None and not connection.closed
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether the bytes of the response matter: its host has a budget."""
+        return self.scope.settings.budget is not None
+
+    def received(self, size: int) -> None:
+        """Count the bytes of the response against the budget of the host, if it has one."""
+        scope, engine = self.scope, self.engine
+        if scope.settings.budget is None:
+            return
+        size = min(max(0, size), _MAX_BODY)  # a caller may report any number
+        scope.count_usage(self.start_at, size=size)
+        if self.hold is not None:
+            self.hold.size += size
+        if engine.promises is not None:
+            engine.promises.remember(scope, engine.now())
 
     def hold_while(self, connection: InUse | None) -> None:
         """Do not expire while this connection is in use, open and referenced. None: no longer."""
@@ -282,6 +302,26 @@ class Grant(msgspec.Struct, eq=False):
                 self.engine.remote.head(self.hold)
         if self.unproven:
             self.engine.release_unproven(self, now)
+
+
+class PacingAudit(Protocol):
+    """The audit record, as far as the scheduler knows it. No method waits or raises."""
+
+    grants: type[Grant]
+    """The class of its grants."""
+
+    @property
+    def failing(self) -> str | None:
+        """Why no lease can be granted, as its line can't be written; None if it can."""
+
+    def blocked(self, scope: Scope, by: str) -> None:
+        """Note a block, or its end, by the operator, a response, or a member of the fleet."""
+
+    def paused(self, host: str, by: str, ended: bool) -> None:
+        """Note a pause, or its end, by the operator or a member of the fleet."""
+
+    def overrides_changed(self, source: str) -> None:
+        """Note that rules about hosts changed: by the configuration, a call or the fleet."""
 
 
 class OpenLeases:

@@ -26,7 +26,7 @@ from gatekeeper.clock import (
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, report_of
-from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.grants import Grant, PacingAudit
 from gatekeeper.pacing.host_settings import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
 from gatekeeper.pacing.ledger import (
     Hold,
@@ -120,9 +120,11 @@ class Scheduler:
         storage: Storage | None = None,
         ledger: Ledger | None = None,
         files: Callable[[str], Sequence[HostHoldup]] = lambda _host: (),
+        audit: PacingAudit | None = None,
     ) -> None:
         """`files(host)` returns which robots.txt files keep the host from being asked. It may be
-        called in another thread, and must not change anything."""
+        called in another thread, and must not change anything. `audit`: see `Engine`."""
+        self._audit = audit
         self._clock = clock
         self._pacing = config.pacing
         self._rules = Rules(config)
@@ -135,7 +137,13 @@ class Scheduler:
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
-            clock, self._memory, rng, self._timer, remote=self._remote, on_idle=self._drained.set
+            clock,
+            self._memory,
+            rng,
+            self._timer,
+            remote=self._remote,
+            on_idle=self._drained.set,
+            audit=audit,
         )
         self._queues = self._engine.queues
         self.acquire_nowait: Callable[..., Grant | None] = self._engine.acquire_nowait
@@ -143,7 +151,7 @@ class Scheduler:
         `Engine.acquire_nowait`."""
         self._loop: asyncio.AbstractEventLoop
         self.holdups: HostHoldups = HostHoldups(
-            self._memory, self._engine, clock, self._remote, files
+            self._memory, self._engine, clock, self._remote, files, audit
         )
         """What keeps each host from being asked."""
         self.why: Callable[..., tuple[ClockView, ...]] = self.holdups.why
@@ -260,6 +268,8 @@ class Scheduler:
     def _clock_heard(self, clock: ScopeClock) -> None:
         if (scope := self._memory.apply_clock(clock)) is not None:
             self._queues.blocked(scope, self._clock.monotonic())
+            if self._audit is not None and clock.blocked > 0:
+                self._audit.blocked(scope, "fleet")
 
     def _report_heard(self, report: Report) -> None:
         """Apply another process's report about a scope that was refused or blocked."""
@@ -267,6 +277,8 @@ class Scheduler:
             return
         _apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)
+        if self._audit is not None and report.seconds > 0:
+            self._audit.blocked(scope, "fleet")
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)
         self._queues.reposition(scope, now)
@@ -276,6 +288,8 @@ class Scheduler:
         scope = self._memory.find(name) if not paused else self._memory.host(name)
         if scope is not None and (scope.history is not None or paused):
             scope.ensure_history().paused = paused
+            if self._audit is not None:
+                self._audit.paused(name, "fleet", not paused)
             with contextlib.suppress(StorageError):
                 self._changed(scope)
         if not paused:
@@ -562,9 +576,13 @@ class Scheduler:
         self._memory.host(host).ensure_history().paused = paused
         if self._remote is not None:
             self._remote.pause(host, paused)
+        if self._audit is not None:
+            self._audit.paused(host, "operator", not paused)
         self._changed(self._memory.host(host))
 
-    def block(self, host: str, until_wall: float, reason: str = "operator") -> None:
+    def block(
+        self, host: str, until_wall: float, reason: str = "operator", by: str = "operator"
+    ) -> None:
         """Grant no lease before `until_wall` (wall seconds). A time in the past ends any block.
 
         Raises ConfigError, and changes nothing, if `until_wall` is not a number.
@@ -581,6 +599,8 @@ class Scheduler:
         if self._remote is not None:
             block = report_of(scope, now) if until > now else Report(host)
             self._remote.report(block)
+        if self._audit is not None:
+            self._audit.blocked(scope, by)
         self._changed(scope)
 
     def _changed(self, scope: Scope) -> None:
@@ -591,13 +611,14 @@ class Scheduler:
         finally:
             self._engine.changed(scope, now)
 
-    def add_rule(self, rule: HostRule) -> None:
+    def add_rule(self, rule: HostRule, source: str = "call") -> None:
         """Apply a rule about hosts, like a `[[host]]` table of the configuration, from now on.
 
         It replaces the rule with the same match. If it raises ConfigError, nothing has changed.
+        `source` is for the audit record.
         """
         self._rules.add(rule)
-        self._rules_changed(match_named(rule.match))
+        self._rules_changed(match_named(rule.match), source)
 
     def replace_rules(self, rules: tuple[HostRule, ...]) -> None:
         """Replace all rules by another configuration's `[[host]]` tables, in one step.
@@ -607,7 +628,7 @@ class Scheduler:
         has changed.
         """
         self._rules.replace(rules)
-        self._rules_changed("*")
+        self._rules_changed("*", "configuration")
 
     def adjust(self, pacing: PacingConfig) -> None:
         """Apply changed settings from now on, also to open leases and waiters.
@@ -620,10 +641,12 @@ class Scheduler:
         for scope in self._memory.scopes.values():
             if scope.name.startswith(SHARED_PREFIXES):
                 scope.settings = self._rules.for_shared(scope.name)
-        self._rules_changed("*")
+        self._rules_changed("*", "configuration")
 
-    def _rules_changed(self, match: str) -> None:
+    def _rules_changed(self, match: str, source: str) -> None:
         """Apply changed rules to the hosts in memory; they apply to others on creation."""
+        if self._audit is not None:
+            self._audit.overrides_changed(source)
         self._engine.follow_budgets()
         scopes = self._memory.scopes
         if "*" in match:

@@ -23,10 +23,10 @@ from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
-from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.grants import Grant, PacingAudit
 from gatekeeper.pacing.host_settings import DAY, BudgetSpent, DailyBudget, Usage
 from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
-from gatekeeper.pacing.persistence import ScopeMemory
+from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.scopes import (
     DURABLE,
@@ -207,23 +207,6 @@ def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -
     return grant
 
 
-_MAX_BODY = 1 << 50
-"""Maximum bytes that one response counts for, so that a day's sum fits into any storage."""
-
-
-def received(grant: Grant, size: int) -> None:
-    """Count the bytes of a response against the budget of the host, if it has one."""
-    scope, engine = grant.scope, grant.engine
-    if scope.settings.budget is None:
-        return
-    size = min(max(0, size), _MAX_BODY)  # a caller may report any number
-    scope.count_usage(grant.start_at, size=size)
-    if grant.hold is not None:
-        grant.hold.size += size
-    if engine.promises is not None:
-        engine.promises.remember(scope, engine.now())
-
-
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 """How the reason of a block starts if a response of the host caused the block."""
 
@@ -359,8 +342,10 @@ class HostHoldups:
         clock: Clock,
         remote: LedgerCalls | None,
         files: Callable[[str], Sequence[HostHoldup]],
+        audit: PacingAudit | None = None,
     ) -> None:
-        """`files`: see `Scheduler`."""
+        """`files` and `audit`: see `Scheduler`."""
+        self._audit = audit
         self._memory = memory
         self._engine = engine
         self._clock = clock
@@ -372,7 +357,7 @@ class HostHoldups:
         `scope` is that of the host, or None if there is none."""
         clocks = [] if scope is None else clock_holdups(scope, now)
         files, promises = self._files(host), self._memory.promises
-        if not files and self._remote is None and (promises is None or promises.failing is None):
+        if not files and self._remote is None and not self._unwritable(promises):
             return clocks  # the common case, for each of very many hosts
         found = [*files]
         if (unkept := self.unkept(host)) is not None:
@@ -387,6 +372,12 @@ class HostHoldups:
     def state(self, scope: Scope, now: float) -> HostState:
         """Return the state of the host with that scope."""
         return state_by(self.of(scope.name, scope, now))
+
+    def _unwritable(self, promises: Promises | None) -> bool:
+        """Return True if the state file or the audit record can't be written."""
+        return (promises is not None and promises.failing is not None) or (
+            self._audit is not None and self._audit.failing is not None
+        )
 
     def due(self, scope: Scope, now: float) -> float:
         """Return when the host with that scope may be asked, as far as is known before its open
@@ -494,14 +485,19 @@ class HostHoldups:
         for its robots.txt then, since the response would start a clock.
         """
         self.refuse_lost(host)
+        if self._audit is not None and (why := self._audit.failing) is not None:
+            raise StorageError(f"{host} can't be asked: {why}")
         promises = self._memory.promises
         if promises is not None and promises.exhausted:
             raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
 
     def unkept(self, host: str) -> str | None:
         """Return why no lease of the host can be granted because its clock could not be stored;
-        None if it could, as far as is known before the grant itself.
+        None if it could, as far as is known before the grant itself. The line of the grant in the
+        audit record counts as well.
         """
+        if self._audit is not None and (why := self._audit.failing) is not None:
+            return why
         promises = self._memory.promises
         if promises is None or (why := promises.failing) is None:
             return None

@@ -12,7 +12,6 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiters import received
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.leases_together import PATIENCE, Member, Time
 
@@ -29,7 +28,7 @@ async def page(scheduler: Scheduler, host: str = HOST, seconds: float | None = 0
 async def sent(scheduler: Scheduler, host: str = HOST, size: int = 0) -> Grant:
     grant = await page(scheduler, host)
     if size:
-        received(grant, size)
+        grant.received(size)
     grant.report(200, 0.1)
     grant.release()
     return grant
@@ -97,7 +96,7 @@ class DailyBudgets:
         one = await member(max_bytes_per_day=1000, concurrency=3)
         grants = [await page(one) for _ in range(3)]
         for grant in grants:  # Requests in flight may exceed it.
-            received(grant, 700)
+            grant.received(700)
             grant.report(200)
             grant.release()
         await spent(one)
@@ -106,7 +105,7 @@ class DailyBudgets:
         one = await member(max_bytes_per_day=1000, concurrency=2)
         first, second = await page(one), await page(one)
         for grant, size in ((first, 1000), (second, -1000)):
-            received(grant, size)
+            grant.received(size)
             grant.report(200)
             grant.release()
         await spent(one)

@@ -398,7 +398,7 @@ _SENTENCES: Final = {
     "in_flight": "has requests in flight",
     "file": "defers every URL, as its robots.txt could not be fetched",
     "visit-time": "defers every URL outside its Visit-time",
-    "storage": "gets no lease, as its clock can't be saved",
+    "storage": "gets no lease, as that can't be saved",
     "fleet": "gets no lease from this member of the fleet",
 }
 

@@ -1,0 +1,108 @@
+"""Files of the audit record: folders, locks, compression, and the texts of robots.txt.
+
+Everything is readable by its owner alone. A file appears whole: it is written under another name
+and then renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from gatekeeper.audit.chain import CLOSED, OPEN, digest_of, text_path
+
+LARGE: Final = 65_536
+"""A text of so many octets is not compressed, as that would delay the loop."""
+_MAX_KNOWN: Final = 100_000
+"""Digests of stored texts that are remembered."""
+_BLOCK: Final = 1 << 20
+
+if sys.platform == "win32":
+
+    def lock_file(fd: int) -> bool:
+        """Return True: open files can't be removed here."""
+        return True
+else:
+    import fcntl
+
+    def lock_file(fd: int) -> bool:
+        """Lock an open segment for as long as it is open, so that no other process takes it for
+        one that was left behind. Return False if another process has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            return True
+        return True
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder that only its owner can read, if it is missing. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under another name, and rename it at the end. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def compress(path: Path) -> None:
+    """Replace a closed segment by its compressed form. For a thread. Raises OSError."""
+    status = path.stat()
+    target = path.with_name(path.name.removesuffix(OPEN) + CLOSED)
+    with whole_file(target) as file:
+        with path.open("rb") as plain, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+            shutil.copyfileobj(plain, packed, _BLOCK)
+        file.flush()
+        os.fsync(file.fileno())  # the only copy from here on
+    os.utime(target, (status.st_atime, status.st_mtime))
+    path.unlink()
+
+
+class TextStore:
+    """The texts of robots.txt files, each once by its digest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.known: dict[str, None] = {}
+        """Digests of texts that are stored, as far as this process knows."""
+
+    def keep(self, body: bytes) -> str:
+        """Store a text, and return its digest. Raises OSError."""
+        digest = digest_of(body)
+        if digest not in self.known:
+            self._store(digest, body)
+            if len(self.known) >= _MAX_KNOWN:
+                self.known.clear()
+            self.known[digest] = None
+        return digest
+
+    def _store(self, digest: str, body: bytes) -> None:
+        path = self._folder / text_path(digest)
+        if path.exists():
+            return
+        make_folder(path.parent.parent)
+        make_folder(path.parent)
+        with whole_file(path) as file:
+            file.write(gzip.compress(body, 0 if len(body) >= LARGE else 6, mtime=0))

@@ -1,0 +1,387 @@
+"""`AuditRecord`: the audit record of a gate, as lines of a chain.
+
+It makes the lines of what the gate does. Its classes (`leases`) call it: before a lease is granted,
+when a lease ends, and at each refusal. What is said of a robots.txt is written before the first
+decision by it that has a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import gatekeeper
+from gatekeeper import http_fields, urls
+from gatekeeper.audit.chain import time_text
+from gatekeeper.audit.files import TextStore
+from gatekeeper.audit.leases import (
+    AuditedDecider,
+    AuditedGrant,
+    AuditedLeases,
+    AuditedRobotsLease,
+)
+from gatekeeper.audit.writer import ChainWriter
+from gatekeeper.clock import Clock, boot_of
+from gatekeeper.config import Config, HostRule, agent_named
+from gatekeeper.decision import Decision, State
+from gatekeeper.fetching.outcomes import Retrieval
+from gatekeeper.fetching.records import Record
+from gatekeeper.gate.decider import Decider
+from gatekeeper.gate.lease import LeaseManager
+from gatekeeper.gate.parts import GateParts
+from gatekeeper.gate.robots_pacing import RobotsLease
+from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.scopes import LONGEST, UNDERIVED, Scope
+from gatekeeper.signing import read_signing_key
+from gatekeeper.urls import Target, without_credentials
+
+_MAX_TEXT: Final = 8_192
+"""Characters of a URL, or of another text of others, in a line."""
+_NO_FILE: Final = frozenset({None, State.OVERRIDE, State.UNREACHABLE})
+"""States of a decision that no text has part in."""
+_POLITE: Final = ("robots", "fetch", "cache", "guard", "pacing", "group")
+"""The sections whose settings are in the `start` line."""
+
+
+class AuditRecord:
+    """The record of one gate: what `audit.folder` turns on."""
+
+    grants: type[Grant] = AuditedGrant
+
+    def __init__(self, config: Config, user_agent: str, clock: Clock) -> None:
+        """Raises ConfigError if the key that signs seals can't be used."""
+        self._config = config
+        self._user_agent = user_agent
+        self._token = agent_named(user_agent)
+        self._clock = clock
+        audit = config.audit
+        key = None if config.identity.key is None else read_signing_key(config.identity.key)
+        self._writer = ChainWriter(audit, clock, self._start, key=key)
+        self._texts = TextStore(Path(audit.folder or "."))
+        self._refuses = audit.on_failure == "refuse"
+        self._address = {"full": _whole, "path": _without_query, "digest": self._digest}[audit.urls]
+        self._rules: dict[str, HostRule] = {}
+        self._shared: set[str] = set()
+        """Origins whose new file another member of the fleet has fetched."""
+        self._second, self._in_second = 0, 0
+        self._robots_leases = 0
+        self.decider: Callable[..., Decider] = Decider
+        if audit.what == "decisions":
+            self.decider = partial(AuditedDecider, self)
+        self.leases: Callable[..., LeaseManager] = partial(AuditedLeases, self)
+        self.robots_lease: Callable[..., RobotsLease] = partial(AuditedRobotsLease, audit=self)
+
+    @property
+    def failing(self) -> str | None:
+        """Why no lease can be granted; None if one can."""
+        return self._writer.failing if self._refuses else None
+
+    async def open(self, parts: GateParts) -> None:
+        """Begin a chain. Raises StorageError."""
+        self._parts = parts
+        await self._writer.open()
+        parts.followers.append(self)
+        parts.listeners.append(self._retrieved)
+        self.overrides_changed("configuration")
+
+    async def close(self) -> None:
+        """End the chain."""
+        self._parts.followers.remove(self)
+        self._parts.listeners.remove(self._retrieved)
+        await self._writer.close("closed")
+
+    def _start(self, writer: ChainWriter) -> dict[str, Any]:
+        """Return the fields of the first line."""
+        config = msgspec.to_builtins(self._config)
+        if self._config.fleet.url is not None:
+            config["fleet"]["url"] = without_credentials(self._config.fleet.url)
+        fields: dict[str, Any] = {
+            "gatekeeper": gatekeeper.__version__,
+            "user_agent": self._user_agent,
+            "token": self._token,
+            "host": writer.host,
+            "pid": os.getpid(),
+            "boot": boot_of(self._clock).id or None,
+            "config": hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest(),
+            "settings": {name: config[name] for name in _POLITE},
+            "urls": self._config.audit.urls,
+        }
+        if self._config.audit.urls == "digest":
+            fields["salt"] = writer.salt
+        fields["chains"] = writer.named
+        return fields
+
+    # --- files --------------------------------------------------------------------------
+
+    def learnt(self, record: Record) -> None:
+        """Write the line of a new record."""
+        shared = record.origin in self._shared
+        self._shared.discard(record.origin)
+        if record.witness is None:
+            self._robots(record, "fleet" if shared else "network")
+
+    def _retrieved(self, origin: str, retrieval: Retrieval, _seconds: float) -> None:
+        if retrieval.shared:
+            self._shared.add(origin)
+
+    def _robots(self, record: Record, source: str) -> None:
+        """Store the text of a record, and write its line. If the text can't be stored, the record
+        has no line, and no lease is granted by it."""
+        clock, current, good = self._clock, record.current, record.good
+        now, wall = clock.monotonic(), clock.wall()
+        digest = size = None
+        if record.text is not None:
+            body = record.text.body()
+            try:
+                digest, size = self._texts.keep(body), len(body)
+            except OSError as error:
+                self._writer.fail(error)
+                return
+        down = record.unreachable_since is not None
+        etag, modified = (None, None) if good is None else (good.etag, good.last_modified)
+        self._writer.add(
+            "robots",
+            {
+                "origin": record.origin,
+                "source": source,
+                "outcome": current.outcome.row.name,
+                "status": current.status,
+                "hops": [self._url(hop) for hop in current.hops],
+                "validators": {"etag": etag, "last_modified": modified},
+                "fetched_at": time_text(current.wall),
+                "expires_at": time_text(wall + record.expires - now),
+                "size": size,
+                "text": digest,
+                "since": time_text(wall - record.unreachable_for(now)) if down else None,
+            },
+        )
+        record.witness = digest or ""
+
+    def _witness(self, decision: Decision, record: Record | None) -> str | None:
+        """Return the digest of the text that decided, None without one. A record that has no line
+        yet gets it: it comes from the state file."""
+        if record is None:
+            return None
+        if record.witness is None:
+            self._robots(record, "state")
+        return None if decision.state in _NO_FILE else record.witness or None
+
+    # --- leases -------------------------------------------------------------------------
+
+    def granted(self, grant: Grant, url: str, decision: Decision, record: Record | None) -> bool:
+        """Write the line of a lease for a page. Return False if it may not be granted."""
+        text = self._witness(decision, record)
+        return self._granted(
+            grant,
+            {
+                "lease": decision.id,
+                "url": self._url(url),
+                "agent": decision.user_agent,
+                "robots": False,
+                "decision": decision.id,
+                "reason": str(decision.reason),
+                "line": None if decision.rule is None else decision.rule.line,
+                "text": text,
+                "scopes": _scopes(grant),
+            },
+        )
+
+    def robots_granted(self, grant: Grant, target: Target) -> bool:
+        """Write the line of a lease for a robots.txt. Return False if it may not be granted."""
+        self._robots_leases += 1
+        return self._granted(
+            grant,
+            {
+                "lease": f"robots-{self._robots_leases:x}",
+                "url": self._url(target.url),
+                "agent": self._token,
+                "robots": True,
+                "decision": None,
+                "reason": None,
+                "line": None,
+                "text": None,
+                "scopes": _scopes(grant),
+            },
+        )
+
+    def _granted(self, grant: Grant, fields: dict[str, Any]) -> bool:
+        written = self._writer.add_now("grant", fields)
+        if not written and self._refuses:
+            return False
+        if not written:
+            self._writer.omit(self._writer.failing or "")
+        elif isinstance(grant, AuditedGrant) and grant.open:
+            grant.audit, grant.lease_id = self, fields["lease"]
+        return True
+
+    def ended(self, grant: AuditedGrant) -> None:
+        """Write what became of a lease."""
+        clock, at = self._clock, grant.start_at
+        wall = clock.wall()
+        offset = wall - clock.monotonic()
+        waits = grant.retry_after
+        if isinstance(waits, str):
+            waits = http_fields.parse_retry_after(waits, wall)
+        payment = {"payment": True} if grant.status == 402 else {}
+        self._writer.add(
+            "outcome",
+            {
+                "lease": grant.lease_id,
+                "start": time_text(at + offset) if grant.sent else None,
+                "head": None if grant.head_at is None else time_text(grant.head_at + offset),
+                "end": time_text(wall),
+                "status": grant.status,
+                "retry_after": waits,
+                "size": grant.size,
+                "signed": grant.sent and self._parts.signer is not None and grant.is_ours(),
+                "signals": {**payment, **(grant.signals or {})},
+            },
+        )
+
+    # --- refusals and decisions ---------------------------------------------------------
+
+    def refused(self, decision: Decision) -> None:
+        """Write that a lease or a page was refused."""
+        self._decision("refused", decision)
+
+    def decided(self, decision: Decision) -> None:
+        """Write a decision of a question."""
+        self._decision("decision", decision)
+
+    def _decision(self, kind: str, decision: Decision) -> None:
+        second = int(self._clock.monotonic())
+        if second != self._second:
+            self._second, self._in_second = second, 0
+            self._writer.settle_rate()
+        self._in_second += 1
+        if self._in_second > self._config.audit.max_rate:
+            self._writer.omit("audit.max_rate")
+            return
+        record = self._parts.decider.records.get(decision.origin)
+        if record is not None and not _decided_by(record, decision):
+            record = None  # it was replaced meanwhile
+        text = self._witness(decision, record)
+        self._writer.add(
+            kind,
+            {
+                "url": self._url(decision.url),
+                "agent": decision.user_agent,
+                "verdict": str(decision.verdict),
+                "decision": decision.id,
+                "reason": str(decision.reason),
+                "line": None if decision.rule is None else decision.rule.line,
+                "text": text,
+                "retry_at": None
+                if decision.retry_at is None
+                else time_text(decision.retry_at.timestamp()),
+            },
+        )
+
+    # --- operators and blocks -----------------------------------------------------------
+
+    def blocked(self, scope: Scope, by: str) -> None:
+        """Write a block, or that it was lifted."""
+        clock, history = self._clock, scope.history
+        wall = clock.wall()
+        until, reason = 0.0, None
+        if history is not None:
+            until, reason = history.blocked_until - clock.monotonic(), history.reason
+        self._writer.add(
+            "block",
+            {
+                "scope": scope.name,
+                "by": by,
+                "reason": _short(reason),
+                "since": time_text(wall),
+                "until": time_text(wall + max(0.0, min(until, LONGEST))),
+            },
+        )
+
+    def paused(self, host: str, by: str, ended: bool) -> None:
+        """Write a pause, or its end."""
+        since = time_text(self._clock.wall())
+        fields = {"scope": host, "by": by, "reason": None, "since": since, "until": None}
+        self._writer.add("pause", {**fields, "ended": ended})
+
+    def rules_changed(self) -> None:
+        """Do nothing: `overrides_changed` knows the source."""
+
+    def overrides_changed(self, source: str) -> None:
+        """Write the operator's rules about hosts that came, changed or ended."""
+        rules = {rule.match: rule for rule in self._parts.scheduler.host_rules.entries()}
+        for match, rule in rules.items():
+            if self._rules.get(match) != rule:
+                self._override(rule, source, ended=False)
+        for match, rule in self._rules.items():
+            if match not in rules:
+                self._override(rule, source, ended=True)
+        self._rules = rules
+
+    def _override(self, rule: HostRule, source: str, *, ended: bool) -> None:
+        self._writer.add(
+            "override",
+            {
+                "match": rule.match,
+                "by": None,
+                "reason": _short(rule.reason),
+                "until": None,
+                "rule": None if ended else msgspec.to_builtins(rule),
+                "source": source,
+                "ended": ended,
+            },
+        )
+
+    # --- URLs ---------------------------------------------------------------------------
+
+    def _url(self, url: str) -> str:
+        return self._address(urls.mask(url) if "@" in url else url)
+
+    def _digest(self, url: str) -> str:
+        return hashlib.sha256(f"{self._writer.salt}{url}".encode(errors="replace")).hexdigest()
+
+
+def _decided_by(record: Record, decision: Decision) -> bool:
+    at = None if decision.fetched_at is None else decision.fetched_at.timestamp()
+    walls = (record.current.wall, None if record.good is None else record.good.wall)
+    return any(at is not None and one is not None and abs(at - one) < 1e-5 for one in walls)
+
+
+def _whole(url: str) -> str:
+    return url[:_MAX_TEXT]
+
+
+def _without_query(url: str) -> str:
+    return url[:_MAX_TEXT].partition("?")[0].partition("#")[0]
+
+
+def _short(text: str | None) -> str | None:
+    return None if text is None else text[:_MAX_TEXT]
+
+
+def _scopes(grant: Grant) -> list[dict[str, Any]]:
+    """Return the interval in force of each scope of a grant, and the time since its last start."""
+    scope = grant.scope
+    derived, known = scope.derived, scope.derived is not UNDERIVED
+    seconds, source = (derived.seconds, derived.source) if known else (0.0, "an earlier process")
+    found = [_scope(scope.name, seconds, source, grant.start_at - grant.basis_before)]
+    for other, basis in zip(grant.others, grant.others_before, strict=True):
+        settings = other.settings
+        since = grant.start_at - basis
+        found.append(_scope(other.name, settings.default, settings.default_source, since))
+    return found
+
+
+def _scope(name: str, interval: float, source: str, since: float) -> dict[str, Any]:
+    known = since < LONGEST  # also false for inf
+    return {
+        "scope": name,
+        "interval": round(min(interval, LONGEST), 6),
+        "source": source,
+        "since": round(since, 6) if known else None,
+    }

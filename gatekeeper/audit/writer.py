@@ -1,0 +1,425 @@
+"""Writes the lines of one chain, segment by segment.
+
+A line is *written* when the system has it (write(2), not fsync), so that kill -9 loses none. What
+must be written first, such as a grant, is written together with all lines that wait, by one call;
+other lines wait until the end of the loop's iteration. Numbers and digests are given to lines when
+they are written: what could not be written leaves no gap in the chain.
+
+If writing fails, the file is cut to its last whole line, and the lines that wait are tried again
+with growing pauses. Lines of which there may be any number are only counted meanwhile, and an
+`omitted` line says how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import socket
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gatekeeper.audit.chain import (
+    CLOSED,
+    NO_DIGEST,
+    OPEN,
+    BadLine,
+    SegmentName,
+    chain_name,
+    decode_line,
+    digest_of,
+    digest_of_line,
+    encode_line,
+    sign_seal,
+    time_text,
+)
+from gatekeeper.audit.files import compress, lock_file, make_folder
+from gatekeeper.clock import Clock, OwnedTasks, SingleTimer
+from gatekeeper.config import AuditConfig
+from gatekeeper.errors import StorageError
+from gatekeeper.signing import SigningKey
+
+_DAY: Final = 86_400.0
+"""Seconds after which a segment is closed."""
+_MAX_WAITING: Final = 1_000
+"""Lines that wait for the end of the iteration; further ones are written at once."""
+_MAX_KEPT: Final = 10_000
+"""Lines that wait while nothing can be written; further ones are counted."""
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+"""Seconds between two attempts to write."""
+_CLOSING: Final = 600.0
+"""Seconds that closing waits for the compression of the last segments."""
+_TAIL: Final = 1 << 20
+"""Octets at the end of a segment in which its last line is searched."""
+_MAX_NAMED: Final = 1_000
+"""Unsealed chains that a start names: the latest ones."""
+_OPTIONAL: Final = frozenset({"refused", "decision"})
+"""Kinds that are counted instead of kept while nothing can be written."""
+
+_log = logging.getLogger(__name__)
+_open_writers: weakref.WeakSet[ChainWriter] = weakref.WeakSet()
+
+
+def _begin_anew_in_child() -> None:
+    """After a fork the child writes a chain of its own, and nothing of its parent's."""
+    for writer in list(_open_writers):
+        writer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew_in_child)
+
+_Entry = tuple[float, float, str, msgspec.Raw]
+"""Wall seconds, monotonic seconds, kind and fields of a line that waits."""
+
+
+class ChainWriter:
+    """One chain in a folder. Open it in the loop that uses it, and close it.
+
+    `start` returns the fields of the chain's first line; it is called again in a forked child.
+    """
+
+    def __init__(
+        self,
+        config: AuditConfig,
+        clock: Clock,
+        start: Callable[[ChainWriter], dict[str, Any]],
+        *,
+        key: SigningKey | None = None,
+    ) -> None:
+        self._folder = Path(config.folder or ".")
+        self._config = config
+        self._clock = clock
+        self._start = start
+        self._key = key
+        self.host: str = socket.gethostname()
+        self.name: str = ""
+        """The name of the chain: HOST-PID-START."""
+        self.salt: str = ""
+        """The salt of the digests of URLs."""
+        self.failing: str | None = None
+        """Why nothing can be written at the moment."""
+        self.named: list[dict[str, Any]] = []
+        """The last whole line of each unsealed chain in the folder, for `start`."""
+        self.on_closed: Callable[[Path], object] = lambda _path: None
+        """Called in a thread with each segment that was compressed."""
+        self._waiting: list[_Entry] = []
+        self._armed = False
+        self._omitted, self._omitted_since, self._why = 0, 0.0, ""
+        self._retry = SingleTimer(clock, self._try_again)
+        self._pause = _FIRST_PAUSE
+        self._tasks = OwnedTasks()
+        self._closed = True
+        self._forget_file()
+
+    def _forget_file(self) -> None:
+        self._fd, self._number, self._size, self._torn = -1, 0, 0, False
+        self._n, self._prev, self._first, self._ends = 0, NO_DIGEST, 1, 0.0
+        self._rotate_at = 0.0
+
+    # --- life ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Begin the chain. Raises StorageError if the folder can't be used; on a full disk the
+        chain begins later."""
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        try:
+            self.named = await asyncio.to_thread(self._prepare)
+            self._begin()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise StorageError(
+                    f"audit.folder: {self._folder}: can't be used ({error.strerror}); give a "
+                    "folder that this user may write to"
+                ) from error
+            self._failed(error)
+        _open_writers.add(self)
+
+    def _prepare(self) -> list[dict[str, Any]]:
+        make_folder(self._folder)
+        return list(unsealed(self._folder))
+
+    def _begin(self) -> None:
+        """Create the first segment of a new chain, with its `start`. Raises OSError."""
+        wall = self._clock.wall()
+        while True:
+            self.name = chain_name(self.host, os.getpid(), wall)
+            try:
+                self._use(self._create(1), 1)
+                break
+            except FileExistsError:  # another gate of this process, at the same moment
+                wall += 1e-6
+        self.salt = secrets.token_hex(16)
+        entry = self._entry("start", self._start(self))
+        self._waiting.insert(0, entry)
+        self._write()
+
+    async def close(self, reason: str) -> None:
+        """Write what waits, the end and the last seal; compress the last segment."""
+        _open_writers.discard(self)
+        self._closed = True
+        self._waiting.append(self._entry("end", {"reason": reason}))
+        self._count_omitted()
+        path = self._seal("end") if self._fd >= 0 and self._write(rotate=False) else None
+        self._retry.cancel()
+        if self._fd >= 0:
+            os.close(self._fd)
+        if path is None:
+            _log.error("the audit record %s has no end: %s", self.name, self.failing)
+        else:
+            self._compress(path)
+        self._forget_file()
+        await self._tasks.finish(self._clock, _CLOSING)
+
+    def forked(self) -> None:
+        """Forget the parent's chain, whose lines the parent writes; the next line begins another
+        one."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._forget_file()
+        self._waiting.clear()
+        self._omitted, self._armed = 0, False
+        with contextlib.suppress(OSError):
+            self.named = list(unsealed(self._folder))
+
+    # --- lines --------------------------------------------------------------------------
+
+    def add(self, kind: str, fields: dict[str, Any]) -> None:
+        """Write a line by the end of the loop's iteration."""
+        if self._closed:
+            return
+        if self.failing is not None and (kind in _OPTIONAL or len(self._waiting) >= _MAX_KEPT):
+            self.omit(self.failing)
+            return
+        self._waiting.append(self._entry(kind, fields))
+        if not self._armed:
+            self._armed = True
+            self._loop.call_soon(self._end_of_iteration)
+        elif len(self._waiting) >= _MAX_WAITING and self.failing is None:
+            self._write()
+
+    def add_now(self, kind: str, fields: dict[str, Any]) -> bool:
+        """Write a line, and those that wait before it. Return False if that failed: then the line
+        is forgotten."""
+        if self._closed or self.failing is not None:
+            return False
+        self._waiting.append(self._entry(kind, fields))
+        if self._write():
+            return True
+        self._waiting.pop()
+        return False
+
+    def omit(self, why: str) -> None:
+        """Count a line that is left out."""
+        if self._omitted and why != self._why:
+            self._count_omitted()
+        if not self._omitted:
+            self._omitted_since, self._why = self._clock.wall(), why
+        self._omitted += 1
+
+    def _count_omitted(self) -> None:
+        """Add the line that says how many lines were left out."""
+        count, self._omitted = self._omitted, 0
+        if count:
+            since = time_text(self._omitted_since)
+            fields = {"count": count, "since": since, "why": self._why}
+            self._waiting.append(self._entry("omitted", fields))
+
+    def settle_rate(self) -> None:
+        """Say how many lines were left out, as the second in which they were is over."""
+        if self.failing is None and self._omitted:
+            self._count_omitted()
+
+    def _entry(self, kind: str, fields: dict[str, Any]) -> _Entry:
+        clock = self._clock
+        return clock.wall(), clock.monotonic(), kind, encode_fields(fields)
+
+    def _end_of_iteration(self) -> None:
+        self._armed = False
+        if self._waiting and self.failing is None:
+            self._write()
+
+    def fail(self, error: OSError) -> None:
+        """Note that something beside the chain, which lines name, can't be written."""
+        self._failed(error)
+
+    # --- writing ------------------------------------------------------------------------
+
+    def _write(self, *, rotate: bool = True) -> bool:
+        """Write every line that waits. Return False if that failed."""
+        n, prev, lines = self._n, self._prev, []
+        try:
+            if self._fd < 0:
+                self._begin()  # which writes all that waits
+                return self.failing is None
+            if self._torn:
+                os.ftruncate(self._fd, self._size)
+                self._torn = False
+            for wall, monotonic, kind, fields in self._waiting:
+                n += 1
+                raw = encode_line(n, prev, time_text(wall), monotonic, kind, fields)
+                prev = digest_of(raw)
+                lines.append(raw)
+            lines.append(b"")
+            data = b"\n".join(lines)
+            written = os.write(self._fd, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._cut()
+            self._failed(error)
+            return False
+        self._n, self._prev = n, prev
+        self._size += len(data)
+        self._waiting.clear()
+        if rotate and (self._size >= self._config.rotate or self._clock.monotonic() >= self._ends):
+            self._rotate()
+        return True
+
+    def _cut(self) -> None:
+        """Cut the file to its last whole line, now or before the next attempt."""
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:
+            self._torn = True
+
+    def _failed(self, error: OSError) -> None:
+        why = f"the audit record in {self._folder} can't be written: {error.strerror or error}"
+        if self.failing is None:
+            _log.error("%s", why)
+            self._pause = _FIRST_PAUSE
+        self.failing = why
+        self._retry.set(self._clock.monotonic() + self._pause)
+        self._pause = min(2.0 * self._pause, _LONGEST_PAUSE)
+
+    def _try_again(self) -> None:
+        self._count_omitted()
+        if self._write():
+            self.failing = None
+            _log.warning("the audit record in %s can be written again", self._folder)
+
+    # --- segments -----------------------------------------------------------------------
+
+    def _create(self, number: int) -> int:
+        """Create the file of a segment, and return its descriptor. Raises OSError."""
+        path = self._folder / str(SegmentName(self.name, number))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        fd = os.open(path, flags, 0o600)
+        lock_file(fd)
+        return fd
+
+    def _use(self, fd: int, number: int) -> None:
+        self._fd, self._number, self._size = fd, number, 0
+        self._first = self._n + 1
+        self._ends = self._clock.monotonic() + _DAY
+
+    def _rotate(self) -> None:
+        """Seal the segment and begin the next one. If that fails, the segment grows."""
+        now, old = self._clock.monotonic(), self._fd
+        if now < self._rotate_at:
+            return
+        self._rotate_at = now + _LONGEST_PAUSE
+        try:
+            fd = self._create(self._number + 1)
+        except OSError as error:
+            _log.warning("the audit record in %s gets no next segment: %s", self._folder, error)
+            return
+        path = self._seal("age" if now >= self._ends else "size")
+        if path is None:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                (self._folder / str(SegmentName(self.name, self._number + 1))).unlink()
+            return
+        os.close(old)
+        self._use(fd, self._number + 1)
+        self._rotate_at = 0.0
+        self._compress(path)
+
+    def _seal(self, reason: str) -> Path | None:
+        """Write a seal. Return the path of the segment, or None if that failed."""
+        n, key = self._n + 1, self._key
+        fields = {
+            "lines": self._n,
+            "first": self._first,
+            "reason": reason,
+            "key": None if key is None else key.public.keyid,
+            "signature": None if key is None else sign_seal(key, self.name, n, self._prev),
+        }
+        self._waiting.append(self._entry("seal", fields))
+        if not self._write(rotate=False):
+            self._waiting.pop()
+            return None
+        return self._folder / str(SegmentName(self.name, self._number))
+
+    def _compress(self, path: Path) -> None:
+        self._tasks.start(self._compress_in_thread(path))
+
+    async def _compress_in_thread(self, path: Path) -> None:
+        try:
+            await asyncio.to_thread(compress, path)
+            await asyncio.to_thread(self.on_closed, path)
+        except OSError as error:  # it stays as it is: as good, but larger
+            _log.warning("%s can't be compressed: %s", path, error)
+
+
+def encode_fields(fields: dict[str, Any]) -> msgspec.Raw:
+    """Return the fields as JSON. Half characters, which JSON in UTF-8 can't hold, are escaped."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(fields))
+    except UnicodeEncodeError:
+        return msgspec.Raw(msgspec.json.encode(_whole(fields)))
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    return [_whole(one) for one in value] if isinstance(value, list) else value
+
+
+def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the last whole line of each chain in the folder that has no last seal, by reading the
+    ends of files alone. Damaged ends are left out."""
+    last: dict[str, SegmentName] = {}
+    for path in os.scandir(folder):
+        name = SegmentName.parse(path.name)
+        if name is not None and name.suffix in (OPEN, CLOSED):
+            known = last.get(name.chain)
+            if known is None or (name.number, name.suffix == OPEN) > (
+                known.number,
+                known.suffix == OPEN,
+            ):
+                last[name.chain] = name
+    open_ones = sorted(
+        (one for one in last.values() if one.suffix == OPEN),
+        key=lambda one: one.chain.rpartition("-")[2],
+    )
+    for name in open_ones[-_MAX_NAMED:]:
+        with contextlib.suppress(OSError, BadLine):
+            raw = last_line(folder / str(name))
+            line = decode_line(raw)
+            if not (line["kind"] == "seal" and line.get("reason") == "end"):
+                digest = digest_of_line(raw, line)
+                yield {"segment": str(name), "n": line["n"], "digest": digest}
+
+
+def last_line(path: Path) -> bytes:
+    """Return the last whole line of a file, without its newline. Raises OSError, and BadLine if
+    there is none near the end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        whole, newline, _torn = file.read().rpartition(b"\n")
+    if not newline:
+        raise BadLine(f"{path}: no whole line")
+    return whole.rpartition(b"\n")[2]
