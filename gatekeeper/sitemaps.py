@@ -41,7 +41,6 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import SharedTimer
-from gatekeeper.decision import refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -52,6 +51,7 @@ from gatekeeper.errors import (
     StorageError,
     refusing,
 )
+from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.model import Severity
 from gatekeeper.session.middleware import RequestDeadline
@@ -277,7 +277,7 @@ class _Walker:
         """Return the files that the origin's robots.txt names, and the guessed one."""
         robots = await self._gate.robots(origin)
         if robots is None:  # no file, or it can't be fetched, or the operator decides
-            refuse(await self._gate.check(origin + "/"))
+            refuse_page(self._gate, await self._gate.check(origin + "/"))
         files = [] if robots is None else list(robots.sitemaps)
         if guessed is not None:
             files.append(guessed)

@@ -44,8 +44,12 @@ class BadLine(ValueError):
 # --- lines -----------------------------------------------------------------------------------
 
 
-def encode_line(n: int, prev: str, t: str, m: float, kind: str, fields: dict[str, Any]) -> bytes:
-    """Return a line without its newline. `fields` has at least one field, in its kind's order.
+def encode_line(
+    n: int, prev: str, t: str, m: float, kind: str, fields: dict[str, Any] | msgspec.Raw
+) -> bytes:
+    """Return a line without its newline.
+
+    `fields` has at least one field, in its kind's order; Raw: as JSON already.
 
     >>> encode_line(1, "00", "2026-01-31T12:00:00.000000Z", 1.5, "end", {"reason": "closed"})
     b'{"v":1,"n":1,"prev":"00","t":"2026-01-31T12:00:00.000000Z","m":1.500000,"kind":"end",\

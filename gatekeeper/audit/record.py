@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-import gatekeeper
 from gatekeeper import http_fields, urls
 from gatekeeper.audit.chain import time_text
 from gatekeeper.audit.files import TextStore
@@ -71,8 +71,9 @@ class AuditRecord:
         """Origins whose new file another member of the fleet has fetched."""
         self._second, self._in_second = 0, 0
         self._robots_leases = 0
+        self.every_decision: bool = audit.what == "decisions"
         self.decider: Callable[..., Decider] = Decider
-        if audit.what == "decisions":
+        if self.every_decision:
             self.decider = partial(AuditedDecider, self)
         self.leases: Callable[..., LeaseManager] = partial(AuditedLeases, self)
         self.robots_lease: Callable[..., RobotsLease] = partial(AuditedRobotsLease, audit=self)
@@ -102,7 +103,7 @@ class AuditRecord:
         if self._config.fleet.url is not None:
             config["fleet"]["url"] = without_credentials(self._config.fleet.url)
         fields: dict[str, Any] = {
-            "gatekeeper": gatekeeper.__version__,
+            "gatekeeper": import_module("gatekeeper").__version__,  # no import of its products
             "user_agent": self._user_agent,
             "token": self._token,
             "host": writer.host,
@@ -253,6 +254,13 @@ class AuditRecord:
     def decided(self, decision: Decision) -> None:
         """Write a decision of a question."""
         self._decision("decision", decision)
+
+    def decided_elsewhere(self, decisions: Sequence[Decision], count: int) -> None:
+        """Write the decisions of a worker process, and count those that it made beside them."""
+        for decision in decisions:
+            self._decision("decision", decision)
+        if count:
+            self._writer.omit("the worker process sent no more", count)
 
     def _decision(self, kind: str, decision: Decision) -> None:
         second = int(self._clock.monotonic())

@@ -218,13 +218,13 @@ class ChainWriter:
         self._waiting.pop()
         return False
 
-    def omit(self, why: str) -> None:
-        """Count a line that is left out."""
+    def omit(self, why: str, count: int = 1) -> None:
+        """Count lines that are left out."""
         if self._omitted and why != self._why:
             self._count_omitted()
         if not self._omitted:
             self._omitted_since, self._why = self._clock.wall(), why
-        self._omitted += 1
+        self._omitted += count
 
     def _count_omitted(self) -> None:
         """Add the line that says how many lines were left out."""

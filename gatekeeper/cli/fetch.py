@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="WARC 1.1, compressed if it ends in .gz; resumes by FILE.* next to it, or by -o",
     )
     parser.add_argument(
+        "--audit",
+        metavar="FOLDER",
+        type=_path,
+        help="write the audit record there: each robots.txt, request and refusal",
+    )
+    parser.add_argument(
         "--retry-denied",
         action="store_true",
         help="ask again about URLs that an earlier run was denied (refusals by the guard or by an "
@@ -141,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.since is not None and not args.sitemap:
         raise ConfigError("--since is about --sitemap ORIGIN, which is missing")
-    settings = load(args)
+    settings = load(args, audit__folder=args.audit)
     warn_if_anonymous(settings)
     job = Job(
         identity=settings.identity(),

@@ -33,6 +33,7 @@ PREFIX = "GATEKEEPER_"
 DEFAULT_IDENTITY = f"gatekeeper/{__version__.rpartition('.')[0]}"
 
 _FLAG_NAMES = {
+    "audit.folder": "--audit",
     "fleet.url": "--fleet",
     "server.proxy_port": "--proxy",
     "storage.path": "--storage",

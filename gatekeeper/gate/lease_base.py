@@ -15,7 +15,7 @@ from weakref import ref
 import msgspec
 from yarl import URL
 
-from gatekeeper.decision import refuse
+from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import refusing
 from gatekeeper.gate.protocols import ConnectionInUse, Gate, HeldLease
 from gatekeeper.robots import product_token
@@ -230,6 +230,20 @@ def _same_agent(one: str, other: str) -> bool:
     return product_token(one).lower() == product_token(other).lower()
 
 
+def note_refusal(gate: object, decision: Decision) -> None:
+    """Tell the audit record of a gate of this process, if it has one, that a page was refused."""
+    audit = getattr(getattr(gate, "parts", None), "audit", None)
+    if audit is not None:
+        audit.refused(decision)
+
+
+def refuse_page(gate: object, decision: Decision) -> None:
+    """Raise Denied or Deferred unless the decision about a page is ALLOW; see `note_refusal`."""
+    if decision.verdict is not Verdict.ALLOW:
+        note_refusal(gate, decision)
+    refuse(decision)
+
+
 async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
     """Check that a request with another User-Agent than that of its adopted lease is allowed.
 
@@ -238,7 +252,7 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
     if sent is None or unnamed(sent):
         return  # it is sent with the lease's name
     if not _same_agent(sent, lease.user_agent or gate.user_agent or lease.decision.user_agent):
-        refuse(await gate.check(url, user_agent=sent))
+        refuse_page(gate, await gate.check(url, user_agent=sent))
 
 
 async def enter_detached(request: AbstractAsyncContextManager[HeldLease]) -> HeldLease:

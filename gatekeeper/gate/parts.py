@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import Config, IdentityConfig
+from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.directory import Directory, OnRetrieval
@@ -53,6 +54,14 @@ class GateAudit(PacingAudit, Protocol):
     decider: Callable[..., Decider]
     leases: Callable[..., LeaseManager]
     robots_lease: Callable[..., RobotsLease]
+    every_decision: bool
+    """Decisions are written as well, not requests and refusals alone."""
+
+    def refused(self, decision: Decision) -> None:
+        """Note that a page was refused without asking for a lease."""
+
+    def decided_elsewhere(self, decisions: Sequence[Decision], count: int) -> None:
+        """Note decisions of another process by this gate's records, and how many more it made."""
 
     async def open(self, parts: GateParts) -> None:
         """Begin a chain. Raises StorageError."""

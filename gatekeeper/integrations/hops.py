@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import descriptors, http_fields, urls
 from gatekeeper.config import Config
-from gatekeeper.decision import BLOCKED_NOTE, Decision, refuse
+from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import (
     AddressRefused,
     ConfigError,
@@ -37,7 +37,14 @@ from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
-from gatekeeper.gate.lease_base import adopt, enter_detached, judge_adopted, other_agent, unnamed
+from gatekeeper.gate.lease_base import (
+    adopt,
+    enter_detached,
+    judge_adopted,
+    other_agent,
+    refuse_page,
+    unnamed,
+)
 from gatekeeper.gate.protocols import Gate, HeldLease
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
@@ -253,7 +260,7 @@ async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url:
     if _key(lease.url) == _key(url):
         await judge_adopted(lease, sent, gate, url)
         return
-    refuse(await gate.check(url, user_agent=other_agent(sent, gate.user_agent)))
+    refuse_page(gate, await gate.check(url, user_agent=other_agent(sent, gate.user_agent)))
 
 
 def _call(callback: Callable[[], object]) -> None:

@@ -23,7 +23,7 @@ from cachetools import TTLCache
 from gatekeeper import __version__, urls
 from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.config import Config
-from gatekeeper.decision import Decision, Verdict, refuse
+from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -33,6 +33,7 @@ from gatekeeper.errors import (
     SidecarError,
     needs_extra,
 )
+from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.gate.protocols import Gate
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.session.polite import plain_session, polite_session, session_gate
@@ -478,7 +479,7 @@ class _Tools:
         """Raise Denied, before anything is sent, for a URL that is denied (aiohttp would remove
         credentials from a URL before the gate sees them), and LeaseTimeout if the host is not due
         within `wait` seconds, so that the agent can do something else until then."""
-        refuse(await self._gate.check(url))
+        refuse_page(self._gate, await self._gate.check(url))
         latest = datetime.now(UTC) + timedelta(seconds=self._wait)
         clocks: Sequence[ClockView] = ()
         with contextlib.suppress(SidecarError):  # acquiring the lease raises the error

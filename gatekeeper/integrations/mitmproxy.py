@@ -39,7 +39,7 @@ from gatekeeper.client.wire import (
     retry_after,
 )
 from gatekeeper.config import Config, HostRule
-from gatekeeper.decision import Decision, refuse
+from gatekeeper.decision import Decision
 from gatekeeper.errors import (
     AddressRefused,
     ConfigError,
@@ -54,7 +54,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import other_agent
+from gatekeeper.gate.lease_base import other_agent, refuse_page
 from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,
@@ -248,7 +248,7 @@ class PoliteProxy:
         if self._subresources and _is_page_part(request):
             agent = other_agent(sent, self._gate.user_agent)
             decision = await _wait(exchange, self._gate.check(url, user_agent=agent))
-            refuse(decision)
+            refuse_page(self._gate, decision)
             name = (self._gate.user_agent or decision.user_agent) if sent is None else None
             headers = {} if name is None else {"User-Agent": name}
         else:

@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
-from gatekeeper.decision import refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -27,7 +26,7 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import adopt, other_agent
+from gatekeeper.gate.lease_base import adopt, other_agent, refuse_page
 from gatekeeper.integrations.hops import (
     BodyInUse,
     Hop,
@@ -225,7 +224,7 @@ class PoliteRoutes:
             own = self._gate.user_agent
             if request.resource_type not in self._exempt:
                 decision = await self._gate.check(url, user_agent=agent)
-                refuse(decision)
+                refuse_page(self._gate, decision)
                 own = own or decision.user_agent
             await route.continue_(headers=_headers_with(request, own if name is None else None))
             return

@@ -21,6 +21,7 @@ from gatekeeper.clock import Clock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Denied, LeaseTimeout, SidecarError
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.lease_base import note_refusal
 
 MAX_WAIT: Final = 600.0
 """Default of the maximum number of seconds to wait for a deferred request."""
@@ -160,8 +161,11 @@ class LocalRefusals(Refusals):
         target = urls.parse(url)
         decider = self._gate.parts.decider
         if decider.robots_file(url, target, decider.agent) is None:
-            found = self._gave_up(target.origin) or self.refusal(self._gate.peek(url))
+            decision = self._gate.peek(url)
+            found = self._gave_up(target.origin) or self.refusal(decision)
             if found is not None:
+                if decision is not None and decision.verdict is not Verdict.ALLOW:
+                    note_refusal(self._gate, decision)
                 return found
         return self._blocked(target)
 

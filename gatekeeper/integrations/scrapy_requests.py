@@ -22,7 +22,7 @@ from twisted.internet.error import DNSLookupError
 from gatekeeper import http_fields, urls
 from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.config import Config, as_config
-from gatekeeper.decision import Decision, Verdict, refuse
+from gatekeeper.decision import Decision, Verdict
 from gatekeeper.descriptors import is_shortage
 from gatekeeper.errors import (
     ConfigError,
@@ -36,7 +36,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import other_agent, unnamed
+from gatekeeper.gate.lease_base import other_agent, refuse_page, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.queue_refusals import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
@@ -355,7 +355,7 @@ class PoliteMiddleware:
         agent = self._crawl.agent_of(request)
         if agent is None or request.meta.get("dont_obey_robotstxt"):
             return
-        refuse(await gate.check(request.url, user_agent=agent))
+        refuse_page(gate, await gate.check(request.url, user_agent=agent))
 
     def _left_downloader(self, request: Request) -> None:
         """Note that a request has left the downloader. If its caller was cancelled, Scrapy has

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import aclosing
 from datetime import date, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -20,7 +21,7 @@ from gatekeeper import urls
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Denied, GateClosed, LeaseTimeout, refusing
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import inherited
+from gatekeeper.gate.lease_base import inherited, note_refusal
 from gatekeeper.pacing.deadlock import ANY_FILE, TaskWait, WaitGraph
 from gatekeeper.pacing.waiters import MAX_PER_ITERATION, Entrance
 from gatekeeper.queue.files import Entry, KeptEntries
@@ -160,6 +161,7 @@ class PoliteQueue:
         keep: str | Path | None = None,
     ) -> None:
         self._sitemaps: Callable[..., Sitemaps] | None = getattr(gate, "sitemaps", None)
+        self._note_refusal = partial(note_refusal, gate)
         gate = QueueGatekeeper(gate) if isinstance(gate, Gatekeeper) else gate
         distant = is_distant(gate)
         self._local = None if distant else cast("QueueGate", gate)
@@ -428,6 +430,7 @@ class PoliteQueue:
             queued.backlog.put_back(entry)
             self._waits.ask(queued)
         elif decision is not None and decision.verdict is not Verdict.ALLOW:
+            self._note_refusal(decision)
             self._refused(queued, entry, decision)
         return entry, lease
 

@@ -27,6 +27,7 @@ from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
+from gatekeeper.gate.lease_base import note_refusal
 from gatekeeper.gate.parts import configured_signer
 from gatekeeper.library_internals import HEAD_LIMITS, wrap_requests
 from gatekeeper.session.middleware import RequestDeadline
@@ -349,7 +350,9 @@ async def _raise_denied(gate: Gatekeeper, url: str) -> ClientResponse:
     aiohttp removes credentials from a URL before a middleware sees it. Raises InvalidURL for a
     malformed URL.
     """
-    raise Denied(await gate.check(url))
+    decision = await gate.check(url)
+    note_refusal(gate, decision)
+    raise Denied(decision)
 
 
 def _text_with_credentials(given: Any, base: URL | None) -> str | None:

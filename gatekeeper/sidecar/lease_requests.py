@@ -24,9 +24,10 @@ from gatekeeper import urls
 from gatekeeper.client.wire import LeaseRequestBody
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
-from gatekeeper.decision import Reason, refuse
+from gatekeeper.decision import Reason
 from gatekeeper.errors import LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.gate.lease import Lease
+from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.sidecar.routing import Problem
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class LeaseWaiters:
                 async with deadline(self._clock, wanted.wait):
                     decision = await gate.check(wanted.url, user_agent=wanted.user_agent)
             if decision.reason is not Reason.FLEET or not gate.ready:
-                refuse(decision)
+                refuse_page(gate, decision)
             # Otherwise `acquire` waits until the data of the fleet's store is restored.
         except (LedgerLost, StorageError):
             return  # `acquire` refuses it, with the decision
@@ -213,7 +214,8 @@ class LeaseWaiters:
             parts, target = gate.parts, urls.parse(wanted.url)
             elsewhere = parts.scheduler.holdups.served_elsewhere(target.host)
             if (why := parts.storage_failing or elsewhere) is not None:
-                refuse(parts.questions.no_lease(wanted.url, target, wanted.user_agent, why))
+                no_lease = parts.questions.no_lease
+                refuse_page(gate, no_lease(wanted.url, target, wanted.user_agent, why))
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
             raise parts.scheduler.timeout_error(wanted.url, target.host, text) from None
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.config import Config, FleetConfig, HostRule, IdentityConfig
+from gatekeeper.config import AuditConfig, Config, FleetConfig, HostRule, IdentityConfig
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.directory import Directory
@@ -184,9 +184,13 @@ _DECODER = msgspec.msgpack.Decoder(_SharedRecord)
 
 
 def _for_replica(config: Config) -> Config:
-    """Return the configuration without its state file, its fleet and its signing key, which a gate
-    that is never opened does not use."""
+    """Return the configuration without its state file, its fleet, its signing key and its audit
+    record, which a gate that is never opened does not use."""
     storage = msgspec.structs.replace(config.storage, path=None)
     return msgspec.structs.replace(
-        config, storage=storage, fleet=FleetConfig(), identity=IdentityConfig()
+        config,
+        storage=storage,
+        fleet=FleetConfig(),
+        identity=IdentityConfig(),
+        audit=AuditConfig(),
     )

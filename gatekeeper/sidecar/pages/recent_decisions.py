@@ -83,6 +83,10 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decision: bytes
     """The decision as JSON. It stays encoded, since few are ever looked at."""
 
+    def decided(self) -> Decision:
+        """Return the decision."""
+        return _decision(self.decision)
+
 
 class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The decisions about a batch, as they are kept and sent to another process."""
@@ -95,6 +99,10 @@ class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Number of decisions."""
     body: bytes
     """The response to the batch. It is decoded when it is read, as few are."""
+
+    def decided(self) -> list[Decision]:
+        """Return the decisions."""
+        return list(_decisions(self.body).decisions)
 
 
 _Entry = tuple[int, float, Decision | bytes, str, str]
@@ -112,7 +120,7 @@ def _decoded(entry: _Entry) -> GivenDecision:
 
 
 def _of_batch(first: int, batch: BatchNote) -> list[GivenDecision]:
-    decisions = enumerate(_decisions(batch.body).decisions, first)
+    decisions = enumerate(batch.decided(), first)
     return [GivenDecision(n, batch.at, one, batch.request, batch.client) for n, one in decisions]
 
 

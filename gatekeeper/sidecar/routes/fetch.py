@@ -21,10 +21,11 @@ from gatekeeper.client.wire import (
     encode,
 )
 from gatekeeper.clock import deadline
-from gatekeeper.decision import Decision, refuse
+from gatekeeper.decision import Decision
 from gatekeeper.descriptors import describe_shortage, is_shortage
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.lease import Lease
+from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
@@ -200,7 +201,7 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     """
     cached = service.gate.peek(url)
     if cached is not None:
-        refuse(cached)
+        refuse_page(service.gate, cached)
     # Nobody waits for the end of a block or a pause: the client learns when to try again.
     with contextlib.suppress(StorageError):  # the waiter gets the error
         for view in await service.gate.why(url):

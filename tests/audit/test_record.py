@@ -1,0 +1,238 @@
+"""What a gate writes in its audit record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper import Denied, HostRule
+from gatekeeper.clock import VirtualClock
+from gatekeeper.storage import MemoryStorage
+from gatekeeper.testing import ScriptedGate
+
+from .conftest import chains_of, config_of
+
+Read = Callable[..., list[dict[str, Any]]]
+A = "https://a.example"
+FILE = "User-agent: *\nDisallow: /x\n"
+
+
+async def test_a_request_is_written_with_what_allowed_it_and_what_became_of_it(
+    folder: Path, read_record: Read
+) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        gate.say(A, FILE)
+        async with gate.lease(f"{A}/page") as lease:
+            lease.report(status=503, retry_after="120", size=1234)
+            (robots,) = read_record("robots")
+            (grant,) = read_record("grant")
+    (outcome,) = read_record("outcome")
+    assert (robots["origin"], robots["source"], robots["outcome"]) == (A, "network", "rules")
+    assert (robots["status"], robots["size"], robots["since"]) == (200, len(FILE), None)
+    assert (grant["url"], grant["agent"], grant["robots"]) == (f"{A}/page", "testbot", False)
+    assert (grant["reason"], grant["line"], grant["text"]) == ("no_rule", None, robots["text"])
+    assert grant["decision"] == lease.decision.id
+    assert [one["scope"] for one in grant["scopes"]] == ["a.example"]
+    assert outcome["lease"] == grant["lease"]
+    assert (outcome["status"], outcome["retry_after"], outcome["size"]) == (503, 120.0, 1234)
+    assert grant["t"] <= outcome["head"] <= outcome["end"]
+    assert (outcome["signed"], outcome["signals"]) == (False, {})
+    assert read_record("block")[0]["by"] == "response"
+
+
+async def test_each_way_to_a_lease_is_written_before_the_lease_is_there(
+    folder: Path, read_record: Read
+) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        gate.say(A, FILE)
+        ways = [
+            gate.acquire,  # waits for the file
+            gate.acquire,  # warm
+            lambda url: gate.acquire(url, user_agent="otherbot"),
+            gate.try_acquire,
+        ]
+        for number, way in enumerate(ways, 1):
+            lease = await way(f"{A}/{number}")
+            assert lease
+            assert len(read_record("grant")) == number
+            lease.end()
+        held = await gate.parts.leases.hold(f"{A}/held", 60.0, None)
+        assert len(read_record("grant")) == len(ways) + 1
+        held.end()
+    assert len(read_record("outcome")) == len(ways) + 1
+
+
+async def test_a_lease_that_is_given_back_was_never_sent(folder: Path, read_record: Read) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        lease = await gate.acquire(f"{A}/")
+        lease.give_back()
+    (outcome,) = read_record("outcome")
+    assert (outcome["start"], outcome["status"]) == (None, None)
+
+
+async def test_a_lease_that_expires_has_an_outcome(
+    folder: Path, read_record: Read, virtual_clock: VirtualClock
+) -> None:
+    config = config_of(folder, pacing={"lease_ttl": 5.0})
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        await gate.acquire(f"{A}/")
+        virtual_clock.advance(6.0)
+        await virtual_clock.settle()
+        (outcome,) = read_record("outcome")
+    assert (outcome["status"], outcome["head"]) == (None, None)
+
+
+async def test_the_interval_in_force_and_the_time_since_the_last_request_are_written(
+    folder: Path, read_record: Read, virtual_clock: VirtualClock
+) -> None:
+    config = config_of(folder, pacing={"default_interval": 2.0})
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        gate.say(A, "User-agent: *\nCrawl-delay: 7\n")
+        for _ in range(2):
+            async with gate.lease(f"{A}/") as lease:
+                lease.report(status=200)
+            virtual_clock.advance(9.0)
+    first, second = (line["scopes"][0] for line in read_record("grant"))
+    assert (first["interval"], first["since"]) == (7.0, None)
+    assert (second["interval"], second["since"]) == (7.0, 9.0)
+    assert "line 2" in second["source"]
+
+
+async def test_refusals_are_written_with_line_and_text(folder: Path, read_record: Read) -> None:
+    rules = [{"match": "b.example", "robots": "deny", "reason": "they asked"}]
+    async with ScriptedGate(config=config_of(folder, host=rules)) as gate:
+        gate.say(A, FILE)
+        gate.say("https://down.example", 500)
+        for url in (f"{A}/x", "https://b.example/", "https://down.example/"):
+            with pytest.raises(Denied):
+                await gate.acquire(url)
+    by_rule, by_operator, deferred = read_record("refused")
+    assert (by_rule["verdict"], by_rule["line"]) == ("deny", 2)
+    assert by_rule["text"] == read_record("robots")[0]["text"]
+    assert (by_operator["reason"], by_operator["text"]) == ("operator", None)
+    assert deferred["verdict"] == "defer"
+    assert deferred["retry_at"] > deferred["t"]
+    down = read_record("robots")[-1]
+    assert (down["outcome"], down["text"]) == ("server_error", None)
+    assert down["since"] is not None
+
+
+async def test_every_decision_is_written_if_asked_for_up_to_a_rate(
+    folder: Path, read_record: Read, virtual_clock: VirtualClock
+) -> None:
+    config = config_of(folder, audit={"what": "decisions", "max_rate": 5})
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        gate.say(A, FILE)
+        for number in range(8):
+            await gate.allowed(f"{A}/{number}")
+        virtual_clock.advance(1.0)
+        await gate.allowed(f"{A}/x")
+    decisions = read_record("decision")
+    assert [one["verdict"] for one in decisions] == ["allow"] * 5 + ["deny"]
+    assert decisions[0]["text"] == read_record("robots")[0]["text"]
+    (omitted,) = read_record("omitted")
+    assert (omitted["count"], omitted["why"]) == (3, "audit.max_rate")
+
+
+async def test_questions_alone_are_not_written_by_default(folder: Path, read_record: Read) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        gate.say(A, FILE)
+        await gate.check(f"{A}/x")
+        await gate.allowed(f"{A}/x")
+    assert [line["kind"] for line in read_record()] == ["start", "robots", "end", "seal"]
+
+
+async def test_a_file_from_the_state_is_written_before_its_first_use(
+    folder: Path, read_record: Read
+) -> None:
+    storage = MemoryStorage()
+    async with ScriptedGate(config=config_of(folder / "1"), storage=storage) as gate:
+        gate.say(A, FILE)
+        await gate.check(f"{A}/")
+    async with ScriptedGate(config=config_of(folder / "2"), storage=storage) as gate:
+        gate.say(A, FILE)
+        (await gate.acquire(f"{A}/")).end()
+        assert gate.robots_files.asked == []
+    robots, grant = read_record("robots", "grant", folder=folder / "2")
+    assert (robots["kind"], robots["source"]) == ("robots", "state")
+    assert grant["text"] == robots["text"] is not None
+
+
+async def test_blocks_pauses_and_overrides_are_written_with_who_set_them(
+    folder: Path, read_record: Read
+) -> None:
+    rules = [{"match": "b.example", "robots": "deny", "reason": "they asked"}]
+    async with ScriptedGate(config=config_of(folder, host=rules)) as gate:
+        await gate.pause("a.example")
+        await gate.resume("a.example")
+        await gate.block("a.example", gate.parts.clock.wall() + 60.0, "too many mails")
+        gate.override(HostRule(match="a.example", robots="allow", reason="ours"))
+    first, second = read_record("override")
+    assert (first["match"], first["source"], first["ended"]) == (
+        "b.example",
+        "configuration",
+        False,
+    )
+    assert (second["match"], second["source"], second["reason"]) == ("a.example", "call", "ours")
+    assert second["rule"]["robots"] == "allow"
+    assert [one["ended"] for one in read_record("pause")] == [False, True]
+    (block,) = read_record("block")
+    assert (block["scope"], block["by"], block["reason"]) == (
+        "a.example",
+        "operator",
+        "too many mails",
+    )
+    assert block["until"] > block["since"]
+
+
+@pytest.mark.parametrize(
+    ("urls", "written"),
+    [("full", "https://a.example/p?q=secret"), ("path", "https://a.example/p"), ("digest", None)],
+)
+async def test_urls_are_written_as_the_setting_says(
+    urls: str, written: str | None, folder: Path, read_record: Read
+) -> None:
+    async with ScriptedGate(config=config_of(folder, audit={"urls": urls})) as gate:
+        (await gate.acquire("https://a.example/p?q=secret")).end()
+    (grant,) = read_record("grant")
+    (start,) = read_record("start")
+    assert (start["urls"], "salt" in start) == (urls, urls == "digest")
+    if written is None:
+        assert len(grant["url"]) == 64
+    else:
+        assert grant["url"] == written
+
+
+async def test_credentials_and_keys_are_never_written(folder: Path) -> None:
+    config = config_of(folder, fleet={"namespace": "x"}, audit={"what": "decisions"})
+    async with ScriptedGate(config=config) as gate:
+        for url in ("https://user:geheim@a.example/", "https://a.example\udcff:geheim@/"):
+            async for _ in gate.check_many([url]):
+                pass
+    assert "geheim" not in str(chains_of(folder))
+
+
+async def test_two_gates_of_a_process_write_a_chain_each(folder: Path) -> None:
+    clock = VirtualClock()  # the same moment for both
+    async with (
+        ScriptedGate(config=config_of(folder), clock=clock) as one,
+        ScriptedGate(config=config_of(folder), clock=clock) as two,
+    ):
+        (await one.acquire(f"{A}/1")).end()
+        (await two.acquire(f"{A}/2")).end()
+    chains = chains_of(folder)
+    assert len(chains) == 2
+    for lines in chains.values():
+        assert [line["kind"] for line in lines].count("grant") == 1
+
+
+async def test_no_file_remains_of_a_gate_without_a_record(tmp_path: Path) -> None:
+    async with ScriptedGate() as gate:
+        assert gate.parts.audit is None
+        (await gate.acquire(f"{A}/1")).end()
+    await asyncio.sleep(0)
+    assert list(tmp_path.iterdir()) == []
