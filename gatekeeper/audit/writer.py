@@ -68,14 +68,14 @@ _log = logging.getLogger(__name__)
 _open_writers: weakref.WeakSet[ChainWriter] = weakref.WeakSet()
 
 
-def _begin_anew_in_child() -> None:
-    """After a fork the child writes a chain of its own, and nothing of its parent's."""
+def _leave_chains_to_parent() -> None:
+    """Let a forked child, whose loop does not run, write nothing to the chains of its parent."""
     for writer in list(_open_writers):
-        writer.forked()
+        writer.leave_to_parent()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew_in_child)
+    os.register_at_fork(after_in_child=_leave_chains_to_parent)
 
 _Entry = tuple[float, float, str, msgspec.Raw]
 """Wall seconds, monotonic seconds, kind and fields of a line that waits."""
@@ -84,7 +84,7 @@ _Entry = tuple[float, float, str, msgspec.Raw]
 class ChainWriter:
     """One chain in a folder. Open it in the loop that uses it, and close it.
 
-    `start` returns the fields of the chain's first line; it is called again in a forked child.
+    `start` returns the fields of the chain's first line.
     """
 
     def __init__(
@@ -180,16 +180,13 @@ class ChainWriter:
         self._forget_file()
         await self._tasks.finish(self._clock, _CLOSING)
 
-    def forked(self) -> None:
-        """Forget the parent's chain, whose lines the parent writes; the next line begins another
-        one."""
+    def leave_to_parent(self) -> None:
+        """Write nothing in a forked child: the parent's chain goes on in the parent."""
         if self._fd >= 0:
             os.close(self._fd)
+        self._closed = True
         self._forget_file()
         self._waiting.clear()
-        self._omitted, self._armed = 0, False
-        with contextlib.suppress(OSError):
-            self.named = list(unsealed(self._folder))
 
     # --- lines --------------------------------------------------------------------------
 
