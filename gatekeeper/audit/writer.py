@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gzip
 import logging
 import os
 import secrets
 import socket
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -387,36 +389,42 @@ def _whole(value: Any) -> Any:
 def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the last whole line of each chain in the folder that has no last seal, by reading the
     ends of files alone. Damaged ends are left out."""
-    last: dict[str, SegmentName] = {}
+    chains: dict[str, dict[int, SegmentName]] = {}
     for path in os.scandir(folder):
         name = SegmentName.parse(path.name)
         if name is not None and name.suffix in (OPEN, CLOSED):
-            known = last.get(name.chain)
-            if known is None or (name.number, name.suffix == OPEN) > (
-                known.number,
-                known.suffix == OPEN,
-            ):
-                last[name.chain] = name
+            known = chains.setdefault(name.chain, {})
+            if known.setdefault(name.number, name).suffix == CLOSED:
+                known[name.number] = name
     open_ones = sorted(
-        (one for one in last.values() if one.suffix == OPEN),
-        key=lambda one: one.chain.rpartition("-")[2],
+        (known for known in chains.values() if known[max(known)].suffix == OPEN),
+        key=lambda known: known[max(known)].chain.rpartition("-")[2],
     )
-    for name in open_ones[-_MAX_NAMED:]:
-        with contextlib.suppress(OSError, BadLine):
-            raw = last_line(folder / str(name))
-            line = decode_line(raw)
-            if not (line["kind"] == "seal" and line.get("reason") == "end"):
-                digest = digest_of_line(raw, line)
-                yield {"segment": str(name), "n": line["n"], "digest": digest}
+    for known in open_ones[-_MAX_NAMED:]:
+        for number in sorted(known, reverse=True)[:2]:  # the last one may have no line yet
+            with contextlib.suppress(OSError, BadLine, EOFError, zlib.error):
+                raw = last_line(folder / str(known[number]))
+                line = decode_line(raw)
+                if not (line["kind"] == "seal" and line.get("reason") == "end"):
+                    digest = digest_of_line(raw, line)
+                    yield {"segment": str(known[number]), "n": line["n"], "digest": digest}
+                break
 
 
 def last_line(path: Path) -> bytes:
-    """Return the last whole line of a file, without its newline. Raises OSError, and BadLine if
-    there is none near the end."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL))
-        whole, newline, _torn = file.read().rpartition(b"\n")
+    """Return the last whole line of a segment, without its newline. Raises OSError, EOFError or
+    zlib.error, and BadLine if there is none near the end."""
+    if path.name.endswith(CLOSED):  # seldom: it has a seal, and its next segment no line
+        with gzip.open(path) as packed:
+            end = b""
+            while block := packed.read(_TAIL):
+                end = end[-_TAIL:] + block
+    else:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            end = file.read()
+    whole, newline, _torn = end.rpartition(b"\n")
     if not newline:
         raise BadLine(f"{path}: no whole line")
     return whole.rpartition(b"\n")[2]

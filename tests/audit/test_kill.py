@@ -1,0 +1,61 @@
+"""kill -9 at any moment: each lease that was granted has its line, and the chain holds."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.effort import LONG
+
+from .conftest import chains_of
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+ROUNDS = 50 if LONG else 10
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks the processes to be killed, so that Python starts only once."""
+    with subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("victim.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_no_lease_is_without_its_line_after_kill_9_at_any_moment(
+    tmp_path: Path, victim: subprocess.Popen[str]
+) -> None:
+    assert victim.stdin is not None
+    assert victim.stdout is not None
+    rng = random.Random(9309)
+    for number in range(ROUNDS):
+        folder = tmp_path / str(number // 10)  # a start names the chains of earlier rounds
+        before = chains_of(folder) if folder.exists() else {}
+        victim.stdin.write(f"{folder} {number}\n")
+        victim.stdin.flush()
+        pid = int(victim.stdout.readline().split()[1])
+        granted = [victim.stdout.readline().strip()]
+        time.sleep(rng.random() * 0.03)
+        os.kill(pid, signal.SIGKILL)
+        while (line := victim.stdout.readline().strip()) != "dead":
+            granted.append(line)
+        chains = chains_of(folder)
+        (lines,) = (one for name, one in chains.items() if name not in before)
+        written = [line["url"] for line in lines if line["kind"] == "grant"]
+        assert written[: len(granted)] == granted
+        assert len(written) <= len(granted) + 1  # killed between the line and the lease
+        assert {one["segment"].rsplit("-", 1)[0] for one in lines[0]["chains"]} == set(before)
