@@ -44,20 +44,37 @@ class BadLine(ValueError):
 # --- lines -----------------------------------------------------------------------------------
 
 
-def encode_line(
-    n: int, prev: str, t: str, m: float, kind: str, fields: dict[str, Any] | msgspec.Raw
-) -> bytes:
-    """Return a line without its newline.
-
-    `fields` has at least one field, in its kind's order; Raw: as JSON already.
+def encode_line(n: int, prev: str, t: str, m: float, kind: str, fields: dict[str, Any]) -> bytes:
+    """Return a line without its newline. `fields` has at least one field, in its kind's order.
 
     >>> encode_line(1, "00", "2026-01-31T12:00:00.000000Z", 1.5, "end", {"reason": "closed"})
     b'{"v":1,"n":1,"prev":"00","t":"2026-01-31T12:00:00.000000Z","m":1.500000,"kind":"end",\
 "reason":"closed"}'
     """
-    rest = msgspec.json.encode(fields)[1:].decode()
-    head = f'{{"v":{VERSION},"n":{n},"prev":"{prev}","t":"{t}","m":{m:.6f},"kind":"{kind}",'
-    return (head + rest).encode()
+    return join_line(n, prev, t, m, kind, encode_fields(fields))
+
+
+def encode_fields(fields: dict[str, Any]) -> bytes:
+    """Return the fields as the end of a line, for `join_line`. Half characters, which JSON in UTF-8
+    can't hold, are escaped."""
+    try:
+        return msgspec.json.encode(fields)[1:]
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_whole(fields))[1:]
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    return [_whole(one) for one in value] if isinstance(value, list) else value
+
+
+def join_line(n: int, prev: str, t: str, m: float, kind: str, fields: bytes) -> bytes:
+    """Return a line without its newline. `fields`: the result of `encode_fields`."""
+    head = f'{{"v":1,"n":{n},"prev":"{prev}","t":"{t}","m":{m:.6f},"kind":"{kind}",'
+    return head.encode() + fields
 
 
 def decode_line(raw: bytes) -> dict[str, Any]:
@@ -114,13 +131,14 @@ def time_text(wall: float) -> str:
     >>> time_text(1769860800.25)
     '2026-01-31T12:00:00.250000Z'
     """
-    seconds, micros = divmod(round(wall * 1e6), 1_000_000)
-    return f"{_second(seconds)}.{micros:06d}Z"
+    micros = int(wall * 1e6 + 0.5)
+    seconds = micros // 1_000_000
+    return "%s%06dZ" % (_second(seconds), micros - seconds * 1_000_000)  # noqa: UP031 - faster
 
 
 @lru_cache(maxsize=64)  # most lines are of the last seconds
 def _second(seconds: int) -> str:
-    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}."
 
 
 def time_of(text: str) -> float:

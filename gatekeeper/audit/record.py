@@ -43,8 +43,7 @@ from gatekeeper.urls import Target, without_credentials
 
 _MAX_TEXT: Final = 8_192
 """Characters of a URL, or of another text of others, in a line."""
-_NO_FILE: Final = frozenset({None, State.OVERRIDE, State.UNREACHABLE})
-"""States of a decision that no text has part in."""
+_OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
 _POLITE: Final = ("robots", "fetch", "cache", "guard", "pacing", "group")
 """The sections whose settings are in the `start` line."""
 
@@ -171,7 +170,9 @@ class AuditRecord:
             return None
         if record.witness is None:
             self._robots(record, "state")
-        return None if decision.state in _NO_FILE else record.witness or None
+        state = decision.state
+        by_text = not (state is None or state is _OVERRIDE or state is _UNREACHABLE)
+        return record.witness or None if by_text else None
 
     # --- leases -------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class AuditRecord:
                 "agent": decision.user_agent,
                 "robots": False,
                 "decision": decision.id,
-                "reason": str(decision.reason),
+                "reason": decision.reason,
                 "line": None if decision.rule is None else decision.rule.line,
                 "text": text,
                 "scopes": _scopes(grant),
@@ -225,7 +226,7 @@ class AuditRecord:
         """Write what became of a lease."""
         clock, at = self._clock, grant.start_at
         wall = clock.wall()
-        offset = wall - clock.monotonic()
+        offset, end = wall - clock.monotonic(), time_text(wall)
         waits = grant.retry_after
         if isinstance(waits, str):
             waits = http_fields.parse_retry_after(waits, wall)
@@ -236,13 +237,14 @@ class AuditRecord:
                 "lease": grant.lease_id,
                 "start": time_text(at + offset) if grant.sent else None,
                 "head": None if grant.head_at is None else time_text(grant.head_at + offset),
-                "end": time_text(wall),
+                "end": end,
                 "status": grant.status,
                 "retry_after": waits,
                 "size": grant.size,
                 "signed": grant.sent and self._parts.signer is not None and grant.is_ours(),
                 "signals": {**payment, **(grant.signals or {})},
             },
+            end,
         )
 
     # --- refusals and decisions ---------------------------------------------------------
@@ -280,9 +282,9 @@ class AuditRecord:
             {
                 "url": self._url(decision.url),
                 "agent": decision.user_agent,
-                "verdict": str(decision.verdict),
+                "verdict": decision.verdict,
                 "decision": decision.id,
-                "reason": str(decision.reason),
+                "reason": decision.reason,
                 "line": None if decision.rule is None else decision.rule.line,
                 "text": text,
                 "retry_at": None
@@ -374,22 +376,24 @@ def _short(text: str | None) -> str | None:
 
 def _scopes(grant: Grant) -> list[dict[str, Any]]:
     """Return the interval in force of each scope of a grant, and the time since its last start."""
-    scope = grant.scope
-    derived, known = scope.derived, scope.derived is not UNDERIVED
-    seconds, source = (derived.seconds, derived.source) if known else (0.0, "an earlier process")
-    found = [_scope(scope.name, seconds, source, grant.start_at - grant.basis_before)]
+    scope, start = grant.scope, grant.start_at
+    derived = scope.derived
+    if derived is UNDERIVED:
+        found = [_scope(scope.name, 0.0, "an earlier process", start - grant.basis_before)]
+    else:
+        source = derived.parts[0][1] if len(derived.parts) == 1 else derived.source
+        found = [_scope(scope.name, derived.seconds, source, start - grant.basis_before)]
     for other, basis in zip(grant.others, grant.others_before, strict=True):
         settings = other.settings
-        since = grant.start_at - basis
-        found.append(_scope(other.name, settings.default, settings.default_source, since))
+        found.append(_scope(other.name, settings.default, settings.default_source, start - basis))
     return found
 
 
 def _scope(name: str, interval: float, source: str, since: float) -> dict[str, Any]:
-    known = since < LONGEST  # also false for inf
+    # A scope that was not asked yet has a `since` without end.
     return {
         "scope": name,
-        "interval": round(min(interval, LONGEST), 6),
+        "interval": min(interval, LONGEST),
         "source": source,
-        "since": round(since, 6) if known else None,
+        "since": int(since * 1e6 + 0.5) / 1e6 if since < LONGEST else None,
     }

@@ -23,10 +23,9 @@ import socket
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from gatekeeper.audit.chain import (
     CLOSED,
@@ -36,9 +35,9 @@ from gatekeeper.audit.chain import (
     SegmentName,
     chain_name,
     decode_line,
-    digest_of,
     digest_of_line,
-    encode_line,
+    encode_fields,
+    join_line,
     sign_seal,
     time_text,
 )
@@ -79,8 +78,8 @@ def _leave_chains_to_parent() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_chains_to_parent)
 
-_Entry = tuple[float, float, str, msgspec.Raw]
-"""Wall seconds, monotonic seconds, kind and fields of a line that waits."""
+_Entry = tuple[str, float, str, bytes]
+"""Time, monotonic seconds, kind and fields of a line that waits."""
 
 
 class ChainWriter:
@@ -192,14 +191,14 @@ class ChainWriter:
 
     # --- lines --------------------------------------------------------------------------
 
-    def add(self, kind: str, fields: dict[str, Any]) -> None:
-        """Write a line by the end of the loop's iteration."""
+    def add(self, kind: str, fields: dict[str, Any], t: str | None = None) -> None:
+        """Write a line by the end of the loop's iteration. `t`: the time, if it is known."""
         if self._closed:
             return
         if self.failing is not None and (kind in _OPTIONAL or len(self._waiting) >= _MAX_KEPT):
             self.omit(self.failing)
             return
-        self._waiting.append(self._entry(kind, fields))
+        self._waiting.append(self._entry(kind, fields, t))
         if not self._armed:
             self._armed = True
             self._loop.call_soon(self._end_of_iteration)
@@ -238,9 +237,9 @@ class ChainWriter:
         if self.failing is None and self._omitted:
             self._count_omitted()
 
-    def _entry(self, kind: str, fields: dict[str, Any]) -> _Entry:
-        clock = self._clock
-        return clock.wall(), clock.monotonic(), kind, encode_fields(fields)
+    def _entry(self, kind: str, fields: dict[str, Any], t: str | None = None) -> _Entry:
+        t = time_text(self._clock.wall()) if t is None else t
+        return t, self._clock.monotonic(), kind, encode_fields(fields)
 
     def _end_of_iteration(self) -> None:
         self._armed = False
@@ -263,10 +262,10 @@ class ChainWriter:
             if self._torn:
                 os.ftruncate(self._fd, self._size)
                 self._torn = False
-            for wall, monotonic, kind, fields in self._waiting:
+            for t, monotonic, kind, fields in self._waiting:
                 n += 1
-                raw = encode_line(n, prev, time_text(wall), monotonic, kind, fields)
-                prev = digest_of(raw)
+                raw = join_line(n, prev, t, monotonic, kind, fields)
+                prev = sha256(raw).hexdigest()  # `digest_of`, without a call
                 lines.append(raw)
             lines.append(b"")
             data = b"\n".join(lines)
@@ -368,22 +367,6 @@ class ChainWriter:
             await asyncio.to_thread(self.on_closed, path)
         except OSError as error:  # it stays as it is: as good, but larger
             _log.warning("%s can't be compressed: %s", path, error)
-
-
-def encode_fields(fields: dict[str, Any]) -> msgspec.Raw:
-    """Return the fields as JSON. Half characters, which JSON in UTF-8 can't hold, are escaped."""
-    try:
-        return msgspec.Raw(msgspec.json.encode(fields))
-    except UnicodeEncodeError:
-        return msgspec.Raw(msgspec.json.encode(_whole(fields)))
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
-    return [_whole(one) for one in value] if isinstance(value, list) else value
 
 
 def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
