@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from aiohttp import ClientResponse
 
 from gatekeeper import http_fields, urls
 from gatekeeper.audit.chain import time_text
@@ -35,9 +36,11 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease import LeaseManager
 from gatekeeper.gate.parts import GateParts
+from gatekeeper.gate.protocols import HeldLease
 from gatekeeper.gate.robots_pacing import RobotsLease
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scopes import LONGEST, UNDERIVED, Scope
+from gatekeeper.page_rules import PAGE_FIELDS, page_signals
 from gatekeeper.signing import read_signing_key
 from gatekeeper.urls import Target, without_credentials
 
@@ -246,6 +249,20 @@ class AuditRecord:
             },
             end,
         )
+
+    def answered(self, lease: HeldLease, response: ClientResponse) -> None:
+        """Note what the head of a response says about use, for the lease's outcome."""
+        headers, grant = response.headers, getattr(lease, "grant", None)
+        if isinstance(grant, AuditedGrant) and any(name in headers for name in PAGE_FIELDS):
+            found = page_signals(headers, self._token, url=lease.url, status=response.status)
+            signals = {
+                "content_usage": found.content_usage,
+                "x_robots_tag": sorted(found.rules.names),
+                "licence": [self._url(one) for one in found.licenses] or found.license_required,
+                "payment": found.payment_required,
+                "tdm_reserved": found.tdm_reserved,
+            }
+            grant.signals = {name: value for name, value in signals.items() if value}
 
     # --- refusals and decisions ---------------------------------------------------------
 

@@ -175,6 +175,7 @@ class Gatekeeper:
             self._unreached,
             lapsed,
             self._signer,
+            None if self._audit is None else self._audit.answered,
         )
         return made
 

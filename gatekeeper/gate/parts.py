@@ -20,7 +20,7 @@ from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease import Lease, LeaseManager
-from gatekeeper.gate.protocols import DeadlineMiddleware
+from gatekeeper.gate.protocols import DeadlineMiddleware, HeldLease
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import RobotsLease
 from gatekeeper.late import late
@@ -56,6 +56,9 @@ class GateAudit(PacingAudit, Protocol):
     robots_lease: Callable[..., RobotsLease]
     every_decision: bool
     """Decisions are written as well, not requests and refusals alone."""
+
+    def answered(self, lease: HeldLease, response: aiohttp.ClientResponse) -> None:
+        """Note what the head of a response says about use."""
 
     def refused(self, decision: Decision) -> None:
         """Note that a page was refused without asking for a lease."""

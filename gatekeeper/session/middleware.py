@@ -187,12 +187,12 @@ def gate_middleware_with(
     unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: RequestSigner | None = None,
+    answered: Callable[[HeldLease, ClientResponse], object] | None = None,
 ) -> DeadlineMiddleware:
     """Make the middleware of `gate_middleware` for requests with deadlines of their own.
 
-    `take` and `wait` grant its leases, which are not listed in any context. `url_cache` is the one
-    that parsed the requests' URLs, if any did. `unreached` is called with a lease and the error of
-    its failed request; `lapsed` gives back a lease whose hold ended; `signer` signs requests.
+    `take` and `wait` grant its leases, listed in no context; `url_cache` parsed the URLs; `signer`
+    signs. `unreached` is told of a failure, `answered` of a response; `lapsed` ends a lapsed lease.
     """
     credentials, known_urls = _RedirectCredentials(), url_cache or UrlCache()
 
@@ -224,7 +224,7 @@ def gate_middleware_with(
                 limit.begin(task)
             send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
             response = await send(request)
-            _report_head(lease, response)
+            _report_head(lease, response, answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
             return await pass_gate(limit, request, handler)
         except BaseException as error:
@@ -241,9 +241,15 @@ def gate_middleware_with(
     return pass_gate
 
 
-def _report_head(lease: HeldLease, response: ClientResponse) -> None:
+def _report_head(
+    lease: HeldLease,
+    response: ClientResponse,
+    answered: Callable[[HeldLease, ClientResponse], object] | None,
+) -> None:
     """Report the head of the response."""
     headers = response.headers
+    if answered is not None:
+        answered(lease, response)
     lease.answered(
         response.status,
         retry_after=headers.get(RETRY_AFTER),

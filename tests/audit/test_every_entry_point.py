@@ -20,7 +20,7 @@ from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.integrations.conftest import scrapy_worker
 from tests.integrations.rigs import RIGS
-from tests.internet import FakeInternet
+from tests.internet import FakeInternet, Page
 from tests.sidecar.conftest import Start, start
 
 from .conftest import chains_of
@@ -112,6 +112,31 @@ async def test_each_way_in_this_process_writes_what_the_site_saw(
 ) -> None:
     await way(site, settings(audit={"folder": str(folder)}))
     judge(folder, site)
+
+
+async def test_what_a_response_says_about_use_is_in_its_outcome(
+    internet: FakeInternet, folder: Path
+) -> None:
+    says = {
+        "Content-Usage": "train-ai=n",
+        "X-Robots-Tag": "noindex, noai",
+        "Link": '<https://l.test/terms>; rel="license"',
+    }
+    internet.site("a.test").on("/page", Page("hello", headers=says)).on("/paid", Page(status=402))
+    config = settings(audit={"folder": str(folder)})
+    async with polite_session(AGENT, config=config, resolver=internet.resolver) as polite:
+        for url in (PAGE, "http://a.test/paid"):
+            async with polite.get(url) as response:
+                await response.read()
+    ((_, lines),) = chains_of(folder).items()
+    first, second = [line for line in lines if line["kind"] == "outcome"][-2:]
+    assert first["signals"] == {
+        "content_usage": {"train-ai": "n"},
+        "x_robots_tag": ["noai", "noindex"],
+        "licence": ["https://l.test/terms"],
+    }
+    assert first["size"] == 5
+    assert second["signals"] == {"payment": True}
 
 
 async def test_a_sidecar_writes_for_its_clients(
