@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -67,16 +67,16 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def compress(path: Path) -> None:
-    """Replace a closed segment by its compressed form. For a thread. Raises OSError."""
-    status = path.stat()
+def compress(path: Path, wall: float) -> None:
+    """Replace a segment, closed at a wall time, by its compressed form. For a thread. Raises
+    OSError."""
     target = path.with_name(path.name.removesuffix(OPEN) + CLOSED)
     with whole_file(target) as file:
         with path.open("rb") as plain, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
             shutil.copyfileobj(plain, packed, _BLOCK)
         file.flush()
         os.fsync(file.fileno())  # the only copy from here on
-    os.utime(target, (status.st_atime, status.st_mtime))
+    os.utime(target, (wall, wall))
     path.unlink()
 
 
@@ -97,6 +97,13 @@ class TextStore:
                 self.known.clear()
             self.known[digest] = None
         return digest
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Remove texts, except those that were kept since `known` was emptied."""
+        for digest in digests:
+            if digest not in self.known:
+                with contextlib.suppress(OSError):
+                    (self._folder / text_path(digest)).unlink()
 
     def _store(self, digest: str, body: bytes) -> None:
         path = self._folder / text_path(digest)

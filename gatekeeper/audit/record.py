@@ -7,7 +7,9 @@ decision by it that has a line.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +29,7 @@ from gatekeeper.audit.leases import (
     AuditedLeases,
     AuditedRobotsLease,
 )
+from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.writer import ChainWriter
 from gatekeeper.clock import Clock, boot_of
 from gatekeeper.config import Config, HostRule, agent_named
@@ -43,6 +46,8 @@ from gatekeeper.pacing.scopes import LONGEST, UNDERIVED, Scope
 from gatekeeper.page_rules import PAGE_FIELDS, page_signals
 from gatekeeper.signing import read_signing_key
 from gatekeeper.urls import Target, without_credentials
+
+_log = logging.getLogger(__name__)
 
 _MAX_TEXT: Final = 8_192
 """Characters of a URL, or of another text of others, in a line."""
@@ -64,7 +69,8 @@ class AuditRecord:
         self._clock = clock
         audit = config.audit
         key = None if config.identity.key is None else read_signing_key(config.identity.key)
-        self._writer = ChainWriter(audit, clock, self._start, key=key)
+        self._writer = ChainWriter(audit, clock, self._start, key=key, closed=self._remove_old)
+        self._removing = asyncio.Lock()
         self._texts = TextStore(Path(audit.folder or "."))
         self._refuses = audit.on_failure == "refuse"
         self._address = {"full": _whole, "path": _without_query, "digest": self._digest}[audit.urls]
@@ -89,6 +95,7 @@ class AuditRecord:
         """Begin a chain. Raises StorageError."""
         self._parts = parts
         await self._writer.open()
+        await self._remove_old()
         parts.followers.append(self)
         parts.listeners.append(self._retrieved)
         self.overrides_changed("configuration")
@@ -98,6 +105,23 @@ class AuditRecord:
         self._parts.followers.remove(self)
         self._parts.listeners.remove(self._retrieved)
         await self._writer.close("closed")
+
+    async def _remove_old(self) -> None:
+        """Remove the segments that `audit.keep` does not keep, and texts that nothing names."""
+        keep = self._config.audit.keep
+        if keep is None:
+            return
+        async with self._removing:
+            # A text that is named from now on is stored again, or known again.
+            self._texts.known.clear()
+            before, own = self._clock.wall() - keep, self._writer.name
+            folder = Path(self._config.audit.folder or ".")
+            try:
+                unnamed = await asyncio.to_thread(remove_old, folder, before, own)
+            except OSError as error:
+                _log.warning("old segments in %s can't be removed: %s", folder, error)
+                return
+            self._texts.remove(unnamed)
 
     def _start(self, writer: ChainWriter) -> dict[str, Any]:
         """Return the fields of the first line."""
@@ -171,7 +195,7 @@ class AuditRecord:
         yet gets it: it comes from the state file."""
         if record is None:
             return None
-        if record.witness is None:
+        if record.witness is None or (record.witness and record.witness not in self._texts.known):
             self._robots(record, "state")
         state = decision.state
         by_text = not (state is None or state is _OVERRIDE or state is _UNREACHABLE)

@@ -22,7 +22,7 @@ import secrets
 import socket
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -95,12 +95,15 @@ class ChainWriter:
         start: Callable[[ChainWriter], dict[str, Any]],
         *,
         key: SigningKey | None = None,
+        closed: Callable[[], Awaitable[object]],
     ) -> None:
+        """`key` signs the seals. `closed` is called after a segment was compressed."""
         self._folder = Path(config.folder or ".")
         self._config = config
         self._clock = clock
         self._start = start
         self._key = key
+        self._on_closed = closed
         self.host: str = socket.gethostname()
         self.name: str = ""
         """The name of the chain: HOST-PID-START."""
@@ -110,8 +113,6 @@ class ChainWriter:
         """Why nothing can be written at the moment."""
         self.named: list[dict[str, Any]] = []
         """The last whole line of each unsealed chain in the folder, for `start`."""
-        self.on_closed: Callable[[Path], object] = lambda _path: None
-        """Called in a thread with each segment that was compressed."""
         self._waiting: list[_Entry] = []
         self._armed = False
         self._omitted, self._omitted_since, self._why = 0, 0.0, ""
@@ -359,14 +360,14 @@ class ChainWriter:
         return self._folder / str(SegmentName(self.name, self._number))
 
     def _compress(self, path: Path) -> None:
-        self._tasks.start(self._compress_in_thread(path))
+        self._tasks.start(self._compress_in_thread(path, self._clock.wall()))
 
-    async def _compress_in_thread(self, path: Path) -> None:
+    async def _compress_in_thread(self, path: Path, wall: float) -> None:
         try:
-            await asyncio.to_thread(compress, path)
-            await asyncio.to_thread(self.on_closed, path)
+            await asyncio.to_thread(compress, path, wall)
         except OSError as error:  # it stays as it is: as good, but larger
             _log.warning("%s can't be compressed: %s", path, error)
+        await self._on_closed()
 
 
 def unsealed(folder: Path) -> Iterator[dict[str, Any]]:

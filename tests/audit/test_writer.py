@@ -18,6 +18,7 @@ from gatekeeper.audit import chain, writer
 from gatekeeper.clock import VirtualClock
 from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate
+from tests.waiting_support import until
 
 from .conftest import chains_of, config_of
 
@@ -253,3 +254,29 @@ def test_a_large_text_is_stored_whole(tmp_path: Path) -> None:
         digest = TextStore(tmp_path).keep(body)
         assert gzip.decompress((tmp_path / chain.text_path(digest)).read_bytes()) == body
         assert TextStore(tmp_path).keep(body) == digest
+
+
+async def test_old_segments_leave_their_seals_and_take_texts_that_nothing_names_with_them(
+    folder: Path, virtual_clock: VirtualClock
+) -> None:
+    def texts() -> set[str]:
+        return {path.name for path in folder.glob("texts/*/*.gz")}
+
+    config = config_of(folder, audit={"keep": 86_400.0 * 2})
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        gate.say(A, "User-agent: *\nDisallow: /old\n")
+        gate.say("https://b.example", "User-agent: *\nDisallow: /stays\n")
+        await requests(gate, 2)
+        (await gate.acquire("https://b.example/")).end()
+        old = texts()
+        for _ in range(5):
+            virtual_clock.advance(86_401.0)
+            gate.say(A, "User-agent: *\nDisallow: /new\n")
+            await requests(gate, 1)
+            (await gate.acquire("https://b.example/")).end()
+            await until(lambda: len(list(folder.glob("*.jsonl"))) == 1)
+    names = sorted(path.name.split("-", 3)[3] for path in folder.iterdir() if path.is_file())
+    assert len(old - texts()) == 1
+    assert len(texts()) == 2
+    assert [name.partition(".")[2] for name in names] == [*["seal.json"] * 3, *["jsonl.gz"] * 3]
+    assert chain.decode_line(next(folder.glob("*.seal.json")).read_bytes())["kind"] == "seal"

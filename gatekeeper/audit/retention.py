@@ -1,0 +1,94 @@
+"""Removes old segments of a folder, leaves their seals, and finds the texts to remove with them.
+
+It works on all chains of the folder, since most writers have ended by the time. A segment that a
+running process writes is locked, and stays. For a thread: files are read in blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, BadLine, SegmentName, decode_line
+from gatekeeper.audit.files import lock_file, whole_file
+
+_BLOCK: Final = 1 << 20
+_TEXT: Final = re.compile(rb'"text":"([0-9a-f]{64})"')
+_DAMAGED: Final = (OSError, EOFError, zlib.error)
+
+
+def remove_old(folder: Path, before: float, own: str) -> set[str]:
+    """Remove the segments that were closed before a wall time, in seconds since 1970.
+
+    Return the digests of the texts that they named and no other segment names: these can be
+    removed, if nothing that is not written yet names them. None are returned while another process
+    writes a chain here, which may name any; `own` is the name of the caller's chain.
+    """
+    old, rest, alone = [], [], True
+    for entry in os.scandir(folder):
+        name = SegmentName.parse(entry.name)
+        if name is None or name.suffix == SEAL:
+            continue
+        path = folder / entry.name
+        running = name.suffix == OPEN and (name.chain == own or _is_written(path))
+        alone = alone and (not running or name.chain == own)
+        with contextlib.suppress(OSError):  # another process removed it
+            (rest if running or entry.stat().st_mtime >= before else old).append((name, path))
+    named: set[str] = set()
+    for name, path in sorted(old):
+        last = b""
+        with contextlib.suppress(*_DAMAGED):
+            for block in _blocks(path):
+                named.update(digest.decode() for digest in _TEXT.findall(block))
+                last = block
+        _leave_seal(name, path, last)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    if not alone:
+        return set()
+    for _, path in rest:
+        if not named:
+            break
+        with contextlib.suppress(*_DAMAGED):
+            for block in _blocks(path):
+                named.difference_update(digest.decode() for digest in _TEXT.findall(block))
+    return named
+
+
+def _leave_seal(name: SegmentName, path: Path, last: bytes) -> None:
+    """Write the seal of a segment to a file of its own, if its last line is one."""
+    raw = last.rstrip(b"\n").rpartition(b"\n")[2]
+    with contextlib.suppress(BadLine):
+        if last.endswith(b"\n") and decode_line(raw)["kind"] == "seal":
+            with whole_file(path.with_name(str(name._replace(suffix=SEAL)))) as file:
+                file.write(raw + b"\n")
+
+
+def _is_written(path: Path) -> bool:
+    """Return True if a running process writes the segment."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not lock_file(fd)
+    finally:
+        os.close(fd)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a segment in blocks of whole lines; the last one may be torn."""
+    rest = b""
+    with gzip.open(path) if path.name.endswith(CLOSED) else path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                yield whole + newline
+    if rest:
+        yield rest
