@@ -23,6 +23,7 @@ SUITES = {
     "owners": "lint, lint --fix, test, compose and diff, by file",
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",
+    "audit": "the audit record: on the loop, for a crawl, on disk and in memory",
     "pacing": "the scheduler, under virtual time and in a real event loop",
     "fleet": "leases over a store that several processes share",
     "faults": "a fleet's crawl while members, store and connections fail (twelve minutes)",

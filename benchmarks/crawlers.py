@@ -33,6 +33,8 @@ __all__ = ["BARE", "CONCURRENCY", "CRAWLERS", "available"]
 
 CONCURRENCY = 100
 PER_HOST = 10
+AUDIT = "BENCHMARK_AUDIT"
+"""The environment variable with the folder of an audit record, if there is one."""
 AGENT = "examplebot/1.0 (+https://www.example.org/bot)"
 
 Fetch = Callable[[str], Awaitable[None]]
@@ -65,11 +67,12 @@ def _client() -> Any:
 
 def _config() -> Any:
     from gatekeeper import Config
-    from gatekeeper.config import GuardConfig, PacingConfig
+    from gatekeeper.config import AuditConfig, GuardConfig, PacingConfig
 
     return Config(
         guard=GuardConfig(allow=("127.0.0.0/8",)),
         pacing=PacingConfig(default_interval=0.0, concurrency=PER_HOST),
+        audit=AuditConfig(folder=os.environ.get(AUDIT)),
     )
 
 

@@ -107,7 +107,8 @@ ELSEWHERE = {
     "sidecar/pages/shell.py": 1,  # static files of the package
     "terminal.py": 2,  # the null device
 }
-"""Calls that open a file, by module, except in the storage, the audit record, and in commands and what they run."""
+"""Calls that open a file, by module, except in the storage, in the audit record, and in commands
+and what they run."""
 
 
 def opening(tree: ast.AST) -> Iterator[ast.Call]:

@@ -225,8 +225,12 @@ class Sites:
 class Fleet:
     """The members' processes, their store, and the proxies in front of it."""
 
-    def __init__(self, sites: Sites, *, hold: float, when_lost: str, workers: int) -> None:
+    def __init__(
+        self, sites: Sites, *, hold: float, when_lost: str, workers: int, audit: Path | None = None
+    ) -> None:
+        """`audit`: the folder of the members' audit records, if they write some."""
         self.sites = sites
+        self.audit = audit
         self.hold, self.when_lost, self.workers = hold, when_lost, workers
         self.store = Server(*QUICK, "--appendonly", "no", port=free_port())
         self.wires = [Proxy(str(self.store.socket)) for _ in range(2)]
@@ -258,6 +262,7 @@ class Fleet:
             "fleet": {} if alone else fleet,
             "workers": self.workers,
             "min_ttl": MIN_TTL,
+            "audit": {} if self.audit is None else {"folder": str(self.audit)},
             "hosts": [f"{name}:{self.sites.port}" for name in self.sites.names],
         }
         command = [sys.executable, str(Path(__file__).with_name("member.py")), json.dumps(said)]
@@ -460,11 +465,12 @@ async def crawling(
     workers: int = 6,
     when_lost: str = "wait",
     long_since: bool = False,
+    audit: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """Crawl the sites with a number of processes. On exit the log is complete. `long_since`: see
-    `Fleet.open`."""
+    `Fleet.open`; `audit`: see `Fleet`."""
     await sites.open()
-    fleet = Fleet(sites, hold=hold, when_lost=when_lost, workers=workers)
+    fleet = Fleet(sites, hold=hold, when_lost=when_lost, workers=workers, audit=audit)
     try:
         await fleet.open(members, long_since=long_since)
         yield fleet

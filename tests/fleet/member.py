@@ -32,6 +32,7 @@ async def main() -> None:
             "pacing": {"backoff_quiet": 1.0, "backoff_retry": 1.0, "max_in_flight": 1000},
             "cache": {"min_ttl": said["min_ttl"]},
             "fleet": said["fleet"],
+            "audit": said["audit"],
         }
     )
     rng = random.Random()
