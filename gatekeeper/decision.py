@@ -173,9 +173,9 @@ class Reason(StrEnum):
     host is resumed."""
     # Concerning leases only.
     STORAGE = "storage"
-    """defer: the state file can't be written (a full disk, for example), so the clock that a
-    lease would start could not survive a restart; do what `note` says (free some space, make the
-    file writable, put it back), and it recovers by itself."""
+    """defer: the state file or the audit record can't be written (a full disk, for example), so
+    that a lease could not be kept; do what `note` says (free some space, make the file writable,
+    put it back), and it recovers by itself."""
     FLEET = "fleet"
     """defer: the store that the fleet shares is unreachable or has just come back, so the
     clocks of the hosts are unknown, or another member serves the host meanwhile (`note` names it);
