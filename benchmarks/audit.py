@@ -58,8 +58,8 @@ def run(options: Options) -> list[Table]:
             notes=(
                 f"Requests: a scripted gate, {HOSTS} hosts, `gate.lease` and its report; pieces of "
                 f"{_PIECE} requests without and with a record by turns, the median difference.",
-                "Crawl: `gatekeeper fetch -o` in a process of its own, with and without a record by "
-                "turns; the ratio of processor times, p10 to p90 in brackets.",
+                "Crawl: `gatekeeper fetch -o` in a process of its own, by turns with and without a "
+                "record; the ratio of processor times, p10 to p90 in brackets.",
             ),
             figures={**requests, "crawl": crawl.median},
         )

@@ -30,7 +30,9 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
     removed, if nothing that is not written yet names them. None are returned while another process
     writes a chain here, which may name any; `own` is the name of the caller's chain.
     """
-    old, rest, alone = [], [], True
+    old: list[tuple[SegmentName, Path]] = []
+    rest: list[tuple[SegmentName, Path]] = []
+    alone = True
     for entry in os.scandir(folder):
         name = SegmentName.parse(entry.name)
         if name is None or name.suffix == SEAL:
