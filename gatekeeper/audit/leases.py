@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import ref
 
 from gatekeeper.config import Config
@@ -50,6 +50,7 @@ class AuditedGrant(Grant, eq=False):
     It has a line of its end if it has one of its begin: `audit` is set then.
     """
 
+    counts_bytes: ClassVar[bool] = True
     audit: Recorder | None = None
     lease_id: str = ""
     lease: ref[Lease] | None = None
@@ -62,11 +63,6 @@ class AuditedGrant(Grant, eq=False):
     """False if it was given back: no request was sent."""
     signals: dict[str, Any] | None = None
     """What the response said about use."""
-
-    @property
-    def counts_bytes(self) -> bool:
-        """The size is written."""
-        return True
 
     def is_ours(self) -> bool:
         """Return True if the gate itself sent the request, and not code of its user."""

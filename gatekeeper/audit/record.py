@@ -93,7 +93,7 @@ class AuditRecord:
 
     async def open(self, parts: GateParts) -> None:
         """Begin a chain. Raises StorageError."""
-        self._parts = parts
+        self._parts, self._rules = parts, {}
         await self._writer.open()
         await self._remove_old()
         parts.followers.append(self)

@@ -242,7 +242,8 @@ class Lease(LeaseBase, eq=False):
     @property
     def counts_bytes(self) -> bool:
         """Whether the bytes of the response count: for a budget, or for the audit record."""
-        return self._grant.counts_bytes
+        grant = self._grant
+        return grant.counts_bytes or grant.scope.settings.budget is not None
 
     def received(self, size: int) -> None:
         """Count bytes of the response for the host's budget, if no report has a `size`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import ref
 
 import msgspec
@@ -65,6 +65,8 @@ class Grant(msgspec.Struct, eq=False):
     """A weak reference to the connection of `hold_while`."""
     hold: Any = None  # the `Hold` of the remote ledger that granted this, if any
     counts_as_page: bool = False  # of the host's budget
+    counts_bytes: ClassVar[bool] = False
+    """Whether the bytes of the response count even without a budget of the host."""
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -80,11 +82,6 @@ class Grant(msgspec.Struct, eq=False):
         """True if the request is known to be in flight."""
         connection = None if self.held_by is None else self.held_by()
         return connection is not None and not connection.closed
-
-    @property
-    def counts_bytes(self) -> bool:
-        """Whether the bytes of the response matter: its host has a budget."""
-        return self.scope.settings.budget is not None
 
     def received(self, size: int) -> None:
         """Count the bytes of the response against the budget of the host, if it has one."""

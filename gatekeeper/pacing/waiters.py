@@ -26,7 +26,7 @@ from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant, PacingAudit
 from gatekeeper.pacing.host_settings import DAY, BudgetSpent, DailyBudget, Usage
 from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
-from gatekeeper.pacing.persistence import Promises, ScopeMemory
+from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.scopes import (
     DURABLE,
@@ -357,7 +357,12 @@ class HostHoldups:
         `scope` is that of the host, or None if there is none."""
         clocks = [] if scope is None else clock_holdups(scope, now)
         files, promises = self._files(host), self._memory.promises
-        if not files and self._remote is None and not self._unwritable(promises):
+        if (
+            not files
+            and self._remote is None
+            and (promises is None or promises.failing is None)
+            and (self._audit is None or self._audit.failing is None)
+        ):
             return clocks  # the common case, for each of very many hosts
         found = [*files]
         if (unkept := self.unkept(host)) is not None:
@@ -372,12 +377,6 @@ class HostHoldups:
     def state(self, scope: Scope, now: float) -> HostState:
         """Return the state of the host with that scope."""
         return state_by(self.of(scope.name, scope, now))
-
-    def _unwritable(self, promises: Promises | None) -> bool:
-        """Return True if the state file or the audit record can't be written."""
-        return (promises is not None and promises.failing is not None) or (
-            self._audit is not None and self._audit.failing is not None
-        )
 
     def due(self, scope: Scope, now: float) -> float:
         """Return when the host with that scope may be asked, as far as is known before its open
