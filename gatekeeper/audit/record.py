@@ -35,7 +35,7 @@ from gatekeeper.clock import Clock, boot_of
 from gatekeeper.config import Config, HostRule, agent_named
 from gatekeeper.decision import Decision, State
 from gatekeeper.fetching.outcomes import Retrieval
-from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.records import FileText, Record
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease import LeaseManager
 from gatekeeper.gate.parts import GateParts
@@ -49,6 +49,7 @@ from gatekeeper.urls import Target, without_credentials
 
 _log = logging.getLogger(__name__)
 
+_MAX_SOURCES: Final = 10_000
 _MAX_TEXT: Final = 8_192
 """Characters of a URL, or of another text of others, in a line."""
 _OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
@@ -75,8 +76,8 @@ class AuditRecord:
         self._refuses = audit.on_failure == "refuse"
         self._address = {"full": _whole, "path": _without_query, "digest": self._digest}[audit.urls]
         self._rules: dict[str, HostRule] = {}
-        self._shared: set[str] = set()
-        """Origins whose new file another member of the fleet has fetched."""
+        self._sources: dict[str, str] = {}
+        """Where the new file of an origin comes from, if not from the network."""
         self._second, self._in_second = 0, 0
         self._robots_leases = 0
         self.every_decision: bool = audit.what == "decisions"
@@ -148,14 +149,17 @@ class AuditRecord:
 
     def learnt(self, record: Record) -> None:
         """Write the line of a new record."""
-        shared = record.origin in self._shared
-        self._shared.discard(record.origin)
         if record.witness is None:
-            self._robots(record, "fleet" if shared else "network")
+            self._robots(record, self._sources.pop(record.origin, "network"))
 
     def _retrieved(self, origin: str, retrieval: Retrieval, _seconds: float) -> None:
         if retrieval.shared:
-            self._shared.add(origin)
+            self._note_source(origin, "fleet")
+
+    def _note_source(self, origin: str, source: str) -> None:
+        if len(self._sources) >= _MAX_SOURCES:
+            self._sources.clear()
+        self._sources[origin] = source
 
     def _robots(self, record: Record, source: str) -> None:
         """Store the text of a record, and write its line. If the text can't be stored, the record
@@ -164,11 +168,9 @@ class AuditRecord:
         now, wall = clock.monotonic(), clock.wall()
         digest = size = None
         if record.text is not None:
-            body = record.text.body()
-            try:
-                digest, size = self._texts.keep(body), len(body)
-            except OSError as error:
-                self._writer.fail(error)
+            size, digest = record.text.size, self._stored(record.text)
+            if digest is None:
+                self._note_source(record.origin, source)  # for the next attempt
                 return
         down = record.unreachable_since is not None
         etag, modified = (None, None) if good is None else (good.etag, good.last_modified)
@@ -190,13 +192,23 @@ class AuditRecord:
         )
         record.witness = digest or ""
 
+    def _stored(self, text: FileText) -> str | None:
+        """Store a text, and return its digest; None if that failed."""
+        try:
+            return self._texts.keep(text.body())
+        except OSError as error:
+            self._writer.fail(error)
+            return None
+
     def _witness(self, decision: Decision, record: Record | None) -> str | None:
         """Return the digest of the text that decided, None without one. A record that has no line
         yet gets it: it comes from the state file."""
         if record is None:
             return None
-        if record.witness is None or (record.witness and record.witness not in self._texts.known):
-            self._robots(record, "state")
+        if record.witness is None:
+            self._robots(record, self._sources.pop(record.origin, "state"))
+        elif record.text is not None and record.witness not in self._texts.known:
+            self._stored(record.text)
         state = decision.state
         by_text = not (state is None or state is _OVERRIDE or state is _UNREACHABLE)
         return record.witness or None if by_text else None
