@@ -25,6 +25,10 @@ class Recorder(Protocol):
     """What the classes below tell: an `AuditRecord`."""
 
     @property
+    def signs(self) -> bool:
+        """Whether the gate signs the requests that it sends."""
+
+    @property
     def failing(self) -> str | None:
         """Why no lease can be granted; None if one can."""
 
@@ -54,7 +58,7 @@ class AuditedGrant(Grant, eq=False):
     audit: Recorder | None = None
     lease_id: str = ""
     lease: ref[Lease] | None = None
-    """Its lease; None for a robots.txt."""
+    """Its lease, if requests are signed; None for a robots.txt."""
     head_at: float | None = None
     status: int | None = None
     retry_after: float | str | None = None
@@ -170,7 +174,7 @@ class AuditedLeases(LeaseManager):
         """Write the line of a lease. If that fails, undo its grant and return False."""
         grant = lease.grant
         if self._audit.granted(grant, lease.url, lease.decision, record):
-            if isinstance(grant, AuditedGrant):
+            if self._audit.signs and isinstance(grant, AuditedGrant):
                 grant.lease = ref(lease)
             return True
         if restored:

@@ -92,6 +92,11 @@ class AuditRecord:
         """Why no lease can be granted; None if one can."""
         return self._writer.failing if self._refuses else None
 
+    @property
+    def signs(self) -> bool:
+        """Whether the gate signs the requests that it sends."""
+        return self._config.identity.key is not None
+
     async def open(self, parts: GateParts) -> None:
         """Begin a chain. Raises StorageError."""
         self._parts, self._rules = parts, {}
@@ -280,7 +285,7 @@ class AuditRecord:
                 "status": grant.status,
                 "retry_after": waits,
                 "size": grant.size,
-                "signed": grant.sent and self._parts.signer is not None and grant.is_ours(),
+                "signed": grant.sent and self.signs and grant.is_ours(),
                 "signals": {**payment, **(grant.signals or {})},
             },
             end,

@@ -15,7 +15,8 @@ import pytest
 
 from gatekeeper import Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper, SyncGatekeeper
 from gatekeeper.audit.chain import time_of
-from gatekeeper.session import polite_session
+from gatekeeper.session import polite_session, session_gate
+from gatekeeper.signing import new_key
 from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.integrations.conftest import scrapy_worker
@@ -202,3 +203,20 @@ async def test_the_owner_writes_the_decisions_of_its_workers(
     decided = [line["url"] for line in lines if line["kind"] == "decision"]
     assert {f"{base}/{number}" for number in range(20)} <= set(decided)
     assert lines[-1]["kind"] == "seal"
+
+
+async def test_an_outcome_says_whether_the_gate_signed_the_request(
+    internet: FakeInternet, folder: Path, tmp_path: Path
+) -> None:
+    new_key(tmp_path / "bot.pem")
+    internet.site("a.test").page("/page", "hello")
+    identity = {"key": str(tmp_path / "bot.pem"), "directory": "https://bot.example"}
+    config = settings(audit={"folder": str(folder)}, identity=identity)
+    async with polite_session(AGENT, config=config, resolver=internet.resolver) as polite:
+        async with polite.get(PAGE) as response:
+            await response.read()
+        async with session_gate(polite).lease(PAGE) as lease:  # somebody else sends it
+            lease.report(status=200)
+    ((_, lines),) = chains_of(folder).items()
+    assert [line["signed"] for line in lines if line["kind"] == "outcome"] == [True, True, False]
+    assert lines[-1]["signature"] is not None
