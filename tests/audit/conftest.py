@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
+import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gatekeeper import Config
+from gatekeeper.audit import writer
 from gatekeeper.audit.chain import NO_DIGEST, SegmentName, text_path
 from gatekeeper.clock import VirtualClock
 
@@ -65,6 +69,22 @@ def _lines(folder: Path, segments: dict[int, Path]) -> list[Line]:
     if lines:
         assert lines[0]["kind"] == "start"
     return lines
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch, octets: int = 0) -> Iterator[None]:
+    """Let the record's writes fail, after so many octets of the first one."""
+    left, write = [octets], os.write
+
+    def fail(fd: int, data: bytes) -> int:
+        if left[0]:
+            part, left[0] = data[: left[0]], 0
+            return write(fd, part)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.os, "write", fail)
+        yield
 
 
 @pytest.fixture(name="read_record")

@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper, SyncGatekeeper
+from gatekeeper import Deferred, Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper, SyncGatekeeper
 from gatekeeper.audit.chain import time_of
 from gatekeeper.session import polite_session, session_gate
 from gatekeeper.signing import new_key
+from tests.audit.conftest import chains_of, full_disk
 from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.integrations.conftest import scrapy_worker
 from tests.integrations.rigs import RIGS
 from tests.internet import FakeInternet, Page
 from tests.sidecar.conftest import Start, start
-
-from .conftest import chains_of
 
 __all__ = ["scrapy_worker", "sidecar_on", "start"]
 
@@ -220,3 +219,17 @@ async def test_an_outcome_says_whether_the_gate_signed_the_request(
     ((_, lines),) = chains_of(folder).items()
     assert [line["signed"] for line in lines if line["kind"] == "outcome"] == [True, True, False]
     assert lines[-1]["signature"] is not None
+
+
+async def test_no_request_is_sent_while_the_record_cant_be_written(
+    site: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a page nor for its robots.txt."""
+    config = settings(audit={"folder": str(folder)})
+    async with polite_session(AGENT, config=config, resolver=site.resolver) as polite:
+        with full_disk(monkeypatch):
+            for _ in range(2):
+                with pytest.raises(Deferred) as caught:
+                    await polite.get(PAGE)
+                assert caught.value.decision.reason == "storage"
+        assert site.requests == []

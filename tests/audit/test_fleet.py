@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.audit.conftest import chains_of
 from tests.fleet.crawl import Sites, crawling
 from tests.fleet.server import BINARY
-
-from .conftest import chains_of
 
 
 @pytest.mark.timeout(180)

@@ -16,12 +16,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.audit.conftest import chains_of
 from tests.effort import LONG
 from tests.internet import FakeInternet
 from tests.sidecar.conftest import Sidecar, Start, start
 from tests.waiting_support import until
-
-from .conftest import chains_of
 
 __all__ = ["start"]
 

@@ -13,8 +13,7 @@ from gatekeeper import Denied, HostRule
 from gatekeeper.clock import VirtualClock
 from gatekeeper.storage import MemoryStorage
 from gatekeeper.testing import ScriptedGate
-
-from .conftest import chains_of, config_of
+from tests.audit.conftest import chains_of, config_of
 
 Read = Callable[..., list[dict[str, Any]]]
 A = "https://a.example"

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gzip
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gatekeeper import Deferred, StorageError
-from gatekeeper.audit import chain, writer
+from gatekeeper.audit import chain
 from gatekeeper.clock import VirtualClock
 from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate
+from tests.audit.conftest import chains_of, config_of, full_disk
 from tests.waiting_support import until
-
-from .conftest import chains_of, config_of
 
 Read = Callable[..., list[dict[str, Any]]]
 A = "https://a.example"
-
-
-@contextmanager
-def full_disk(monkeypatch: pytest.MonkeyPatch, octets: int = 0) -> Iterator[None]:
-    """Let the record's writes fail, after so many octets of the first one."""
-    left, write = [octets], os.write
-
-    def fail(fd: int, data: bytes) -> int:
-        if left[0]:
-            part, left[0] = data[: left[0]], 0
-            return write(fd, part)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(writer.os, "write", fail)
-        yield
 
 
 async def a_request(folder: Path) -> None:
@@ -280,3 +261,16 @@ async def test_old_segments_leave_their_seals_and_take_texts_that_nothing_names_
     assert len(texts()) == 2
     assert [name.partition(".")[2] for name in names] == [*["seal.json"] * 3, *["jsonl.gz"] * 3]
     assert chain.decode_line(next(folder.glob("*.seal.json")).read_bytes())["kind"] == "seal"
+
+
+async def test_a_lease_of_an_earlier_process_is_held_though_its_line_cant_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request may be in flight."""
+    config = config_of(folder, pacing={"default_interval": 1.0})
+    async with ScriptedGate(config=config) as gate:
+        with full_disk(monkeypatch):
+            lease = await gate.parts.leases.hold(f"{A}/", 60.0, None)
+            assert not lease.ended
+            assert gate.stats().pacing.in_flight == 1
+            lease.end()
