@@ -205,10 +205,6 @@ class AuditedDecider(Decider):
         super().__init__(config, **options)
         self._audit = audit
 
-    def verdict(self, url: str, now: float) -> bool | None:
-        """Return None: each question gets a decision, which is written."""
-        return None
-
     def tell(self, frame: Decision, ruling: PathRuling, url: str) -> Decision:
         """Return the decision about a URL, and write it."""
         decision = Decider.tell(self, frame, ruling, url)

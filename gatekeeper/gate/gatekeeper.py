@@ -138,6 +138,8 @@ class Gatekeeper:
         self._middleware = partial(self._deadline_middleware, None)
         self._opened: OpenParts | None = None
         self._loop_state: dict[str, Any] = {THREAD: None}
+        self._short_road = self._loop_state
+        """The state of the loop, unless each decision is to be recorded."""
         self.parts: GateParts = self._make_parts()
         self._stack = AsyncExitStack()
         self._warm_allowed = self._warm_denied = 0
@@ -245,6 +247,8 @@ class Gatekeeper:
             stack.push_async_callback(leases.close)
             self._opened = OpenParts(own, session, fetcher, directory, questions, leases)
             self._loop_state = loop_state(leases.loop)
+            if self._audit is None or not self._audit.every_decision:
+                self._short_road = self._loop_state
             stack.push_async_callback(self._stop_answering)
             await directory.open()
             self._stack = stack.pop_all()
@@ -291,7 +295,7 @@ class Gatekeeper:
         Raises InvalidURL for a malformed URL.
         """
         # The short road makes no Decision and logs nothing. Each call on it would cost 5 %.
-        if user_agent is None and self._loop_state[THREAD] == get_ident():
+        if user_agent is None and self._short_road[THREAD] == get_ident():
             record = (decider := self._decider).find(url, self._monotonic())
             if record is not None and (rules := (record.text or decider.no_text).rules) is not None:
                 verdict = rules.allows_plain(url[len(record.origin) :])
