@@ -45,6 +45,19 @@ UtcTime = Annotated[datetime, msgspec.Meta(tz=True)]
 """An aware time in a struct; in JSON an RFC 3339 date-time."""
 
 
+def is_moment(value: object) -> bool:
+    """Return True for an aware datetime, or for the text of one in RFC 3339.
+
+    >>> is_moment("2026-12-31T18:00:00Z"), is_moment("2026-12-31T18:00:00"), is_moment(3600)
+    (True, False, False)
+    """
+    try:
+        msgspec.convert(value, UtcTime)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 class Timer(Protocol):
     """The handle of a pending call, returned by `Clock.call_at`."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from gatekeeper import urls
+from gatekeeper.clock import UtcTime, is_moment
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.settings_files import read_toml
@@ -345,6 +347,10 @@ class HostRule(_Section, frozen=True):
     reason: str | None = None
     group: str | None = None
     """The group whose clock these hosts share, in addition to their own clocks."""
+    by: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    """Who set the rule."""
+    until: UtcTime | None = None
+    """When it ends; after that, the rule that it replaced is in force again."""
 
 
 class GroupRule(_Section, frozen=True):
@@ -562,6 +568,7 @@ def _invalid_host(text: str, problem: str) -> ConfigError:
 # the values it accepts. Both come from the same types, so that each bound is written down once.
 
 _LIST_HINT = "`gatekeeper config show` lists all of them"
+_DATE = "a date with its zone (a duration would start again at each reload) as 2026-12-31T18:00:00Z"
 _Fields = Mapping[str, inspect.Field]
 
 
@@ -710,8 +717,12 @@ def _expected(kind: inspect.Type, value: object, default: object) -> str | None:
         return None if value in kind.values else _one_of(kind.values, default)
     if isinstance(kind, inspect.VarTupleType):
         return _expected_list(kind, value)
+    if isinstance(kind, inspect.DateTimeType):
+        return None if is_moment(value) else _DATE
     if not isinstance(value, str):
         return "a string in quotes"
+    if isinstance(kind, inspect.StrType) and kind.max_length and len(value) > kind.max_length:
+        return f"a string of at most {kind.max_length} characters"
     empty = isinstance(kind, inspect.StrType) and kind.min_length and not value
     return "a string that is not empty" if empty else None
 
@@ -764,4 +775,4 @@ def _safe_name(name: object) -> str:
 def _format(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()  # as TOML and JSON write it
-    return printable(repr(value), 60)
+    return value.isoformat() if isinstance(value, date | time) else printable(repr(value), 60)

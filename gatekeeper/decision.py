@@ -233,7 +233,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fetched_at: UtcTime | None = None
     """When the file that decided was fetched or revalidated."""
     expires_at: UtcTime | None = None
-    """When the cached state of the origin's robots.txt expires."""
+    """When the cached state of the origin's robots.txt expires, or the operator's override ends."""
     hops: tuple[str, ...] = ()
     """URLs that robots.txt was redirected through; the last one served the file."""
     crawl_delay: float | None = None

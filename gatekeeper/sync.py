@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack
 from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.client.remote_leases import RemoteLease
 from gatekeeper.clock import OwnedTasks
-from gatekeeper.config import Config, agent_named, as_config
+from gatekeeper.config import Config, HostRule, agent_named, as_config
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed, refusing
 from gatekeeper.gate import Gatekeeper, GateStats
@@ -415,6 +415,15 @@ class SyncGatekeeper:
     def resume(self, host: str) -> None:
         """Grant leases for the host again. It lifts a pause, not a block."""
         self.wait(lambda gate: gate.resume(host))
+
+    def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
+        """Set a `[[host]]` rule at run time; see `Gatekeeper.override`."""
+
+        async def ask(gate: _AnyGate) -> None:
+            if (asked := gate.override(rule, seconds=seconds)) is not None:
+                await asked
+
+        self.wait(ask)
 
     def stats(self) -> GateStats | RemoteStats:
         """Return the current counters and gauges."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,11 @@ def test_a_setting_with_a_harmful_value_is_refused_by_name(raw: dict[str, Any], 
             {"group": [{"name": "x", "interval": "1"}]},
             "[[group]] number 1: interval: a number of seconds such as 0.0, not '1'",
         ),
+        (
+            {"host": [{"match": "*", "by": "x" * 201}]},
+            "[[host]] number 1: by: a string of at most 200 characters, not 'xxx",
+        ),
+        ({"host": [{"match": "*", "by": ""}]}, "[[host]] number 1: by: a string that is not empty"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_setting_and_what_it_takes(
@@ -198,6 +204,44 @@ def test_a_wrong_value_is_refused_with_the_setting_and_what_it_takes(
     with pytest.raises(ConfigError) as refused:
         Config.from_dict(raw, source="a.toml")
     assert str(refused.value).startswith(f"a.toml: {said}")
+
+
+@pytest.mark.parametrize(
+    "written", ["2026-12-01T00:00:00Z", "2026-12-01 05:30:00+05:30", '"2026-12-01T00:00:00Z"']
+)
+def test_a_rule_ends_at_a_date_with_its_zone(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "g.toml"
+    path.write_text(f'[[host]]\nmatch = "*"\nuntil = {written}\n', encoding="utf-8")
+    assert Config.load(path).host[0].until == datetime(2026, 12, 1, tzinfo=UTC)
+    raw = {"host": [{"match": "*", "until": "2026-12-01T00:00:00Z", "interval": "x"}]}
+    with pytest.raises(ConfigError, match=r"interval: a number"):  # not: until
+        Config.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "2026-12-01T00:00:00",
+        "2026-12-01",
+        "18:00:00",
+        "3600",
+        "0.5",
+        "true",
+        '"2h"',
+        '"2026-12-01"',
+    ],
+)
+def test_an_end_without_a_zone_or_as_a_duration_is_refused_with_the_remedy(
+    tmp_path: Path, written: str
+) -> None:
+    path = tmp_path / "g.toml"
+    path.write_text(f'[[host]]\nmatch = "*"\nuntil = {written}\n', encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        Config.load(path)
+    assert str(refused.value) == (
+        f"{path}: [[host]] number 1: until: a date with its zone (a duration would start again at "
+        f"each reload) as 2026-12-31T18:00:00Z, not {written}".replace('"', "'")
+    )
 
 
 @pytest.mark.parametrize("section", sorted(sections()))

@@ -22,6 +22,7 @@ from gatekeeper import (
     Denied,
     GateClosed,
     Gatekeeper,
+    HostRule,
     InvalidURL,
     LeaseTimeout,
     NotYet,
@@ -77,6 +78,10 @@ async def test_a_sync_gate_answers_questions(internet: FakeInternet, made: Made)
             gate.pause("a.test")
             assert isinstance(gate.try_acquire("http://a.test/"), NotYet)
             gate.resume("a.test")
+            gate.override(HostRule(match="a.test", robots="deny", by="Kim"), seconds=600)
+            assert (gate.check("http://a.test/").note or "").startswith("by Kim, until 20")
+            gate.override(HostRule(match="a.test"), seconds=0)
+            assert gate.allowed("http://a.test/")
             with pytest.raises(InvalidURL):
                 gate.allowed("mailto:a@b.test")
         with pytest.raises(GateClosed):

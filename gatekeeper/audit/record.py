@@ -42,6 +42,7 @@ from gatekeeper.gate.parts import GateParts
 from gatekeeper.gate.protocols import HeldLease
 from gatekeeper.gate.robots_pacing import RobotsLease
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.host_settings import end_of
 from gatekeeper.pacing.scopes import LONGEST, UNDERIVED, Scope
 from gatekeeper.page_rules import PAGE_FIELDS, page_signals
 from gatekeeper.signing import read_signing_key
@@ -78,6 +79,8 @@ class AuditRecord:
         self._rules: dict[str, HostRule] = {}
         self._sources: dict[str, str] = {}
         """Where the new file of an origin comes from, if not from the network."""
+        self._rule_sources: dict[HostRule, str] = {}
+        """Where rules came from; one that another replaces for a time comes back."""
         self._second, self._in_second = 0, 0
         self._robots_leases = 0
         self.every_decision: bool = audit.what == "decisions"
@@ -382,23 +385,27 @@ class AuditRecord:
 
     def overrides_changed(self, source: str) -> None:
         """Write the operator's rules about hosts that came, changed or ended."""
-        rules = {rule.match: rule for rule in self._parts.scheduler.host_rules.entries()}
-        for match, rule in rules.items():
-            if self._rules.get(match) != rule:
-                self._override(rule, source, ended=False)
-        for match, rule in self._rules.items():
-            if match not in rules:
-                self._override(rule, source, ended=True)
-        self._rules = rules
+        known = self._rules
+        self._rules = {one.match: one for one in self._parts.scheduler.host_rules.entries()}
+        for match in {**known, **self._rules}:
+            before, rule = known.get(match), self._rules.get(match)
+            if rule == before:
+                continue
+            if before is not None and (rule is None or end_of(before) <= self._clock.wall() + 1.0):
+                self._override(before, self._rule_sources.pop(before, source), ended=True)
+            if rule is not None:
+                self._override(rule, self._rule_sources.setdefault(rule, source), ended=False)
+        if len(self._rule_sources) > 2 * len(self._rules) + 100:  # most are of rules that are no more
+            self._rule_sources = {one: self._rule_sources[one] for one in self._rules.values()}
 
     def _override(self, rule: HostRule, source: str, *, ended: bool) -> None:
         self._writer.add(
             "override",
             {
                 "match": rule.match,
-                "by": None,
+                "by": rule.by,
                 "reason": _short(rule.reason),
-                "until": None,
+                "until": None if rule.until is None else time_text(end_of(rule)),
                 "rule": None if ended else msgspec.to_builtins(rule),
                 "source": source,
                 "ended": ended,

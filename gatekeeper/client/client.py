@@ -45,15 +45,18 @@ from gatekeeper.client.remote_leases import RemoteLease, RemoteLeaseRequest, Rem
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
+    HostRule,
     RobotsConfig,
     agent_named,
     as_config,
     host_named,
+    match_named,
     refuse_wildcard_agent,
     token_of,
 )
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.pacing.deadlock import WaitGraph
+from gatekeeper.pacing.host_settings import checked
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.parser import token_warning
@@ -369,6 +372,13 @@ class RemoteGatekeeper:
     async def resume(self, host: str) -> None:
         """Grant leases for the host again. It lifts a pause, not a block."""
         await self._control(host, "resume", b"{}")
+
+    async def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
+        """Set a `[[host]]` rule at run time; see `Gatekeeper.override`."""
+        body = wire.encode(wire.OverrideBody.of(checked(rule), seconds))
+        match = quote(match_named(rule.match), safe="")
+        read(await self._request("POST", f"/v1/hosts/{match}/override", body), wire.HostBody)
+        self._answers.forget()
 
     # -- leases ----------------------------------------------------------------------
 

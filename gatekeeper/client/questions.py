@@ -271,12 +271,13 @@ def lifetime(decision: Decision, wall: float, cap: float) -> float:
     `expires_at`, and for at most `cap` seconds, as the file may be fetched again before it expires.
     ALLOW at most to the end of the minute: a decision does not show whether the file has a
     Visit-time, whose windows end with a minute (2.0 draft, V2-24). A decision of the operator or
-    the guard for five seconds.
+    the guard for five seconds, or until it ends.
     """
     if decision.verdict is Verdict.DEFER:
         return _left(decision.retry_at, wall)
     if decision.state is None or decision.state is State.OVERRIDE:
-        return min(cap, _OVERRIDE_SECONDS)
+        most = min(cap, _OVERRIDE_SECONDS)
+        return most if decision.expires_at is None else min(most, _left(decision.expires_at, wall))
     most = min(cap, _MINUTE - wall % _MINUTE) if decision.verdict is Verdict.ALLOW else cap
     return min(most, _left(decision.expires_at, wall))
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from gatekeeper.clock import UtcTime
+from gatekeeper.config import Count, HostRule, Seconds, Size
 from gatekeeper.decision import Decision
 from gatekeeper.pacing.waiters import ClockView, HostState
 from gatekeeper.robots import Candidate, Policy
@@ -229,6 +230,39 @@ class BlockBody(
     seconds: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] | None = None
     until: UtcTime | None = None
     reason: Annotated[str, msgspec.Meta(max_length=200)] = "operator"
+
+
+class OverrideBody(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Body of an override: the settings of a `[[host]]` rule, and for how long it is in force."""
+
+    robots: Literal["obey", "allow", "deny"] = "obey"
+    interval: Seconds | None = None
+    concurrency: Count | None = None
+    max_pages_per_day: Count | None = None
+    max_bytes_per_day: Size | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    group: str | None = None
+    by: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    """Who says so."""
+    until: UtcTime | None = None
+    """When it ends; after that, the rule that it replaced is in force again."""
+    seconds: Seconds | None = None
+    """In how many seconds it ends, in place of `until`; 0 ends all overrides of the match."""
+
+    @classmethod
+    def of(cls, rule: HostRule, seconds: float | None) -> OverrideBody:
+        """Return the body for a rule, whose match is in the path."""
+        settings = {**msgspec.structs.asdict(rule), "seconds": seconds}
+        del settings["match"]
+        return cls(**settings)
+
+    def rule(self, match: str) -> HostRule:
+        """Return the rule for a match."""
+        settings = {**msgspec.structs.asdict(self), "match": match}
+        del settings["seconds"]
+        return HostRule(**settings)
 
 
 class RefreshBody(

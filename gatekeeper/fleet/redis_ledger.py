@@ -97,6 +97,7 @@ _UNKNOWN_RETRY = 0.25
 """Seconds between two attempts while some member may not know this one yet."""
 PUSH_BATCH = 500
 """Clocks pushed per script call after the store has lost its contents."""
+_BEAT_KEYS = ("epoch", "members", "overrides", "read", "overrides:ends")
 
 _log = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class RedisLedger:
         self.member: str = member or f"{_machine_name()}-{secrets.token_hex(4)}"
         """The name of this member: by default the machine's name and a random suffix."""
         self._listeners: dict[str, LedgerListener] = {}
-        keys = self._key("epoch"), self._key("overrides")
+        keys = self._key("epoch"), self._key("overrides"), self._key("overrides:ends")
         self._heartbeat_now = asyncio.Event()
         self.overrides: FleetOverrides = FleetOverrides(
             self._store, keys, self._key("all"), write_soon=self._heartbeat_now.set
@@ -655,7 +656,7 @@ class RedisLedger:
         epoch = epoch or self._epoch
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if self._members.announces else ""
-        keys = [self._key(name) for name in ("epoch", "members", "overrides", "read")]
+        keys = [self._key(name) for name in _BEAT_KEYS]
         arguments = [self.member, forget, channel, epoch, str(self._members.list_time)]
         sent = self._clock.monotonic()
         arguments.append(str(int(self._members.known)))
@@ -739,7 +740,7 @@ class RedisLedger:
             if kind == "j":
                 self._heartbeat_now.set()
             elif kind == "o":
-                self.overrides.received(values[0], values[1])
+                self.overrides.received(*values[:3])
             elif kind == "t" and self._shared_fetcher is not None:
                 self._shared_fetcher.written(values[0], values[1], bool(values[2]))
             elif kind == "w" and self._shared_fetcher is not None and values[0] == self.member:

@@ -510,6 +510,7 @@ local old = string.format('%.0f', now - ARGV[2])
 -- First what takes memory: once a script has written, a store that is full lets it do all.
 local added = redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
 redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
+redis.call('PEXPIRE', KEYS[5], 604800000)
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words', 'floor', 'gone')
 if E[1] == ARGV[4] and ARGV[5] ~= '0' then
   redis.call('ZADD', KEYS[4], ARGV[5], ARGV[1])
@@ -530,9 +531,10 @@ return {E[1] or '', left, string.format('%.0f', now),
   string.format('%.0f', gone)}
 """
 """A member's heartbeat. KEYS: the epoch, the members, the overrides (which expire with the last
-member), and when each member read the list of members. ARGV: the member; how long a silent member
-is remembered; the channel on which to announce a newcomer (empty: it is not one); the epoch; the
-time of the last list of this epoch that the member has read (0: none); 1 if it is known.
+member), when each member read the list of members, and the records of the overrides. ARGV: the
+member; how long a silent member is remembered; the channel on which to announce a newcomer (empty:
+it is not one); the epoch; the time of the last list of this epoch that the member has read (0:
+none); 1 if it is known.
 
 The answer: the epoch; the rest of the quarantine; the server's time; the members with their latest
 heartbeats; the number of writes of overrides; when each member read the list (only for a member
@@ -595,15 +597,26 @@ it expires, the channel, the message."""
 
 OVERRIDE: Final = """
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
-for i = 5, #ARGV, 2 do
-  if ARGV[2] == '0' or redis.call('HEXISTS', KEYS[2], ARGV[i]) == 0 then
-    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
-    redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'o', ARGV[i], ARGV[i + 1]}))
+for i = 5, #ARGV, 4 do
+  local match, text, record, expected = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local found = redis.call('HGET', KEYS[2], match)
+  local writes = not found or found == text
+  if ARGV[2] == '0' then
+    writes = expected == '' or expected == redis.call('HGET', KEYS[3], match)
+  end
+  if writes then
+    redis.call('HSET', KEYS[2], match, text)
+    if record ~= '' then redis.call('HSET', KEYS[3], match, record)
+    else redis.call('HDEL', KEYS[3], match) end
+    redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'o', match, text, record}))
   end
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[3], 604800000)
 return redis.call('HINCRBY', KEYS[1], 'words', 1)
 """
-"""Write and publish overrides that operators set at run time. KEYS: the epoch, the overrides. ARGV:
-the epoch; 1 if they are written again after a loss, so that existing ones are newer and win; the
-milliseconds until they expire; the channel for all; the matches, each followed by its rule."""
+"""Write and publish overrides that operators set at run time. KEYS: the epoch, the overrides, their
+records. ARGV: the epoch; 1 if they are written again after a loss, so that existing ones are newer
+and win; the milliseconds until they expire; the channel for all; the matches, each followed by its
+rule, its record, and the record that it replaces (empty: any). Members of earlier versions renew
+only the overrides: so the records, which mean nothing without them, last for a week."""

@@ -39,7 +39,7 @@ from gatekeeper.fetching.records import (
     TwoClocks,
 )
 from gatekeeper.http_fields import utc
-from gatekeeper.pacing.host_settings import BudgetSpent, HostRules
+from gatekeeper.pacing.host_settings import BudgetSpent, HostRules, explained
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.pacing.waiters import HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt, Rule, product_token
@@ -307,9 +307,9 @@ class Decider:
         if rule is None or rule.robots == "obey":
             return None
         verdict = Verdict.ALLOW if rule.robots == "allow" else Verdict.DENY
-        return self._simple(
-            verdict, Reason.OPERATOR, raw, target, agent, state=State.OVERRIDE, note=rule.reason
-        )
+        frame = _frame(target.origin, agent, State.OVERRIDE)
+        ruling = PathRuling(verdict, Reason.OPERATOR, note=explained(rule))
+        return self.tell(replace(frame, expires_at=rule.until), ruling, raw)
 
     @staticmethod
     def _frame_of(record: Record, standing: Standing, agent: str) -> Decision:
@@ -649,11 +649,10 @@ class Decider:
         target: Target | None,
         agent: str,
         *,
-        state: State | None = None,
         note: str | None = None,
         retry_at: datetime | None = None,
     ) -> Decision:
-        frame = _frame("" if target is None else target.origin, agent, state)
+        frame = _frame("" if target is None else target.origin, agent)
         url = mask(raw) if target is None else raw
         return self.tell(frame, PathRuling(verdict, reason, retry_at=retry_at, note=note), url)
 

@@ -24,7 +24,15 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, block_end, refuse_unless_open
-from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
+from gatekeeper.config import (
+    Config,
+    HostRule,
+    agent_named,
+    as_config,
+    host_named,
+    match_named,
+    token_of,
+)
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed, StorageError, refusing
 from gatekeeper.fetching.allowed_addresses import Guard
@@ -44,6 +52,7 @@ from gatekeeper.gate.robots_pacing import RobotsLease, RobotsPacing
 from gatekeeper.late import late
 from gatekeeper.library_internals import THREAD, loop_state
 from gatekeeper.pacing.deadlock import WaitGraph
+from gatekeeper.pacing.host_settings import described, lasting
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import ClockView, HostHoldup
@@ -126,6 +135,7 @@ class Gatekeeper:
             ledger=self._ledger,
             files=self._file_holdups,
             audit=audit,
+            on_rules=self._on_rules,
         )
         self._decider = self._make_decider()
         self._waits: WaitGraph[Lease] = WaitGraph(
@@ -217,7 +227,7 @@ class Gatekeeper:
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
             if isinstance(self._ledger, SharingLedger):
-                self._ledger.overrides.follow(self._apply_rule)
+                self._ledger.overrides.follow(self._follow_fleet)
             await self._scheduler.open()
             stack.callback(self._waits.close)
             stack.push_async_callback(self._scheduler.close)
@@ -529,25 +539,28 @@ class Gatekeeper:
         self._refuse_elsewhere()
         self._scheduler.resume(host)
 
-    def override(self, rule: HostRule) -> None:
-        """Add a `[[host]]` rule at run time. It replaces the whole rule with the same `match`.
+    def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
+        """Set a `[[host]]` rule at run time. It replaces the whole rule with the same `match`.
 
-        Settings that it leaves out are unset. `group` must be one of the configuration's.
-        Every member of a fleet applies the rule, for as long as one of them runs. Raises
-        ConfigError, and changes nothing, for an invalid rule.
+        After `rule.until`, or after so many `seconds` from now, the rule that it replaced is in
+        force again; 0 seconds end everything that was set for the match. A reload of the
+        configuration leaves it in force. Settings that it leaves out are unset. `group` must be one
+        of the configuration's. Every member of a fleet applies the rule, for as long as one of them
+        runs. Raises ConfigError, and changes nothing, for an invalid rule.
         """
         if not isinstance(rule, HostRule):
             remedy = "write HostRule(match=HOST, ...)"
             raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
-        self._apply_rule(rule, "call")
+        match = match_named(rule.match)
+        rule = lasting(rule, seconds, self._clock.wall())
+        if seconds == 0:
+            self._scheduler.put_rules(match, (), "call")
+        else:
+            self._scheduler.add_rule(rule)
+        rules = self._scheduler.host_rules
+        _log.info("the operator's rule for %s is now: %s", match, described(rules.in_force(match)))
         if isinstance(self._ledger, SharingLedger):
-            self._ledger.overrides.say(rule)
-
-    def _apply_rule(self, rule: HostRule, source: str = "fleet") -> None:
-        self._scheduler.add_rule(rule, source)
-        self._decider.forget()
-        for follower in self.parts.followers:
-            follower.rules_changed()
+            self._ledger.overrides.say(match, rules.set_for(match), rules.in_force(match))
 
     def subscribe(
         self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], None]
@@ -595,6 +608,21 @@ class Gatekeeper:
     def _unreached(self, lease: object, error: BaseException) -> None:
         if self._opened is not None:
             self._opened.leases.uplink.unreached(lease, error)
+
+    def _follow_fleet(self, match: str, rules: tuple[HostRule, ...]) -> None:
+        """Apply the rules for a match that another member of the fleet set."""
+        self._scheduler.put_rules(match, rules, "fleet")
+        if len(self._scheduler.host_rules.set_for(match)) < len(rules):  # some have ended already
+            self._on_rules([match])
+
+    def _on_rules(self, ended: Sequence[str]) -> None:
+        """Handle a change of the operator's rules; `ended`: the matches of those that ended."""
+        self._decider.forget()
+        for follower in self.parts.followers:
+            follower.rules_changed()
+        if isinstance(self._ledger, SharingLedger):
+            for match in ended:
+                self._ledger.overrides.ended(match, self._scheduler.host_rules.in_force(match))
 
     def _file_holdups(self, host: str) -> Sequence[HostHoldup]:
         noted, opened = self._decider.noted.get(host), self._opened

@@ -140,12 +140,16 @@ class Gate(Protocol):
 class SharedOverrides(Protocol):
     """Overrides that operators set at run time, on any member of a fleet."""
 
-    def follow(self, follower: Callable[[HostRule], object]) -> None:
-        """Call `follower` with each override in force, and with each one that another member sets
-        later."""
+    def follow(self, follower: Callable[[str, tuple[HostRule, ...]], object]) -> None:
+        """Call `follower` with each match and its overrides, the one in force last, now and each
+        time that another member sets them."""
 
-    def say(self, rule: HostRule) -> None:
-        """Set an override for every member, present and future."""
+    def say(self, match: str, rules: tuple[HostRule, ...], in_force: HostRule) -> None:
+        """Set the overrides of a match for every member, present and future. `in_force` is the rule
+        for members whose version knows no end of an override."""
+
+    def ended(self, match: str, in_force: HostRule) -> None:
+        """Tell those members which rule is in force, now that an override has ended."""
 
 
 @runtime_checkable

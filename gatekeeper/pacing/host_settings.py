@@ -1,6 +1,8 @@
 """The operator's rules about hosts: their intervals, limits, shared clocks and daily budgets.
 
-The most specific `[[host]]` wins: the name itself, then the longest `*.suffix`, then `*`.
+The most specific `[[host]]` wins: the name itself, then the longest `*.suffix`, then `*`. A rule
+may end (`until`). Of the rules for one match, the last one set at run time that has not ended is in
+force; if there is none, the one of the configuration.
 
 The day of a budget is 24 hours long and starts with a page: with the first lease for a page, and
 then with the first one after the previous day ended. So it does not depend on a wall clock, and
@@ -12,11 +14,15 @@ bytes; nothing else may.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
+from gatekeeper.clock import utc
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GatekeeperError, needs_extra
 
@@ -25,6 +31,7 @@ CONFIG_PREFIXES = ("domain:", "group:")
 SHARED_PREFIXES = (*CONFIG_PREFIXES, "address:")
 """Prefixes of the names of all shared scopes."""
 _UNLIMITED = 1 << 60
+_log = logging.getLogger(__name__)
 
 
 DAY = 86_400.0
@@ -116,38 +123,195 @@ class ScopeSettings(msgspec.Struct, frozen=True, eq=False):
     budget: DailyBudget | None = None
 
 
+MAX_OVERRIDES = 16
+"""The most rules for one match that may be set at run time, one over the other."""
+_ROUNDING = 1e-6
+"""Seconds by which a rule may end early: a wall time is a rounded sum of floats."""
+
+
+def checked(rule: HostRule) -> HostRule:
+    """Return the rule as it is kept: its match in normal form, its end in UTC. Raises ConfigError
+    for a bad match, and for a `by` or `until` that no file could have."""
+    match = match_named(rule.match)
+    by, until, place = rule.by, rule.until, f"[[host]] match={rule.match!r}"
+    if by is not None and not (isinstance(by, str) and 0 < len(by) <= 200 and by.isprintable()):
+        raise ConfigError(f"{place}: by: at most 200 printable characters that say who")
+    if match != rule.match:
+        rule = msgspec.structs.replace(rule, match=match)
+    if until is None:
+        return rule
+    try:
+        if not isinstance(until, datetime) or until.utcoffset() is None:
+            raise ValueError
+        return msgspec.structs.replace(rule, until=until.astimezone(UTC))
+    except (ValueError, OverflowError):
+        remedy = "give a datetime with its zone, of a year from 1 to 9999"
+        raise ConfigError(f"{place}: until={until} is not a moment; {remedy}") from None
+
+
+def end_of(rule: HostRule) -> float:
+    """Return when a rule ends, in wall seconds; inf: never."""
+    return math.inf if rule.until is None else rule.until.timestamp()
+
+
+def lasting(rule: HostRule, seconds: float | None, wall: float) -> HostRule:
+    """Return the rule with its end so many seconds after the wall time. None: as it is.
+
+    Raises ConfigError for seconds that are not a number from 0 to ten years, and for a rule that
+    says itself when it ends.
+    """
+    if seconds is None:
+        return rule
+    known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not known or not 0 <= seconds <= 10 * 366 * DAY:
+        raise ConfigError(f"seconds={seconds!r} is not a number of seconds from 0 to ten years")
+    if rule.until is not None:
+        raise ConfigError("give either `seconds` or the rule's `until`, not both")
+    return msgspec.structs.replace(rule, until=utc(wall + seconds))
+
+
+def explained(rule: HostRule, *, end: bool = True) -> str | None:
+    """Return why the rule is there, who set it and, with `end`, when it ends; None if it says
+    nothing.
+
+    >>> explained(HostRule(match="a.example", reason="a complaint", by="Kim"))
+    'a complaint (by Kim)'
+    """
+    notes = [] if rule.by is None else [f"by {rule.by}"]
+    if end and rule.until is not None:
+        notes.append(f"until {rule.until:%Y-%m-%dT%H:%M:%SZ}")
+    if not notes:
+        return rule.reason
+    text = ", ".join(notes)
+    return text if rule.reason is None else f"{rule.reason} ({text})"
+
+
+def described(rule: HostRule, *, end: bool = True) -> str:
+    """Return what a rule sets, and what `explained` returns.
+
+    >>> described(HostRule(match="a.example", robots="deny", interval=2.0, by="Kim"))
+    'robots deny, interval 2.0: by Kim'
+    """
+    names = ("robots", "interval", "concurrency", "max_pages_per_day", "max_bytes_per_day", "group")
+    values = {name: getattr(rule, name) for name in names}
+    text = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    why = explained(rule, end=end)
+    return text if why is None else f"{text}: {why}"
+
+
 class HostRules:
-    """`[[host]]` entries, looked up by host name.
+    """`[[host]]` entries and the rules set over them at run time, looked up by host name.
 
     >>> HostRules([HostRule(match="*.example.org", interval=5.0)]).find("a.example.org").interval
     5.0
     """
 
-    def __init__(self, rules: Iterable[HostRule]) -> None:
-        """Raises ConfigError for a bad match, or if two rules have the same one."""
+    def __init__(
+        self, rules: Iterable[HostRule], wall: Callable[[], float] = lambda: -math.inf
+    ) -> None:
+        """`wall` is the wall clock by which rules end; the default ends none. Raises ConfigError
+        for a bad rule, or if two rules have the same match."""
+        self._wall = wall
+        self._configured: dict[str, HostRule] = {}
+        """The configuration's rules by their match: a host, `*.` and a domain, or `*`."""
+        self._set: dict[str, tuple[HostRule, ...]] = {}
+        """Rules set at run time, by their match. Each one ends before those in front of it."""
         self._rules: dict[str, HostRule] = {}
-        """Rules by their match: a host, `*.` and a domain, or `*`."""
+        """The rules in force, by their match."""
+        self._ending: dict[str, HostRule] = {}
+        """Those of them that end."""
         self._has_domains = False
         """True if any rule matches a domain."""
-        for rule in rules:
-            if match_named(rule.match) in self._rules:
+        self._ended: list[HostRule] = []
+        """The rules that have ended since `log_ended`."""
+        for rule in map(checked, rules):
+            match = match_named(rule.match)
+            if match in self._configured:
                 raise ConfigError(_twice("host", "match", rule.match))
-            self.add(rule)
+            self._configured[match] = rule
+        for match in list(self._configured):
+            self._choose(match)
 
     def add(self, rule: HostRule) -> None:
-        """Add a rule, or replace the rule with the same match. Raises ConfigError."""
+        """Set a rule at run time. It is in force until it ends, then the one before it is again.
+        Raises ConfigError, and changes nothing, for a bad rule, and for too many at a time."""
         match = match_named(rule.match)
-        self._rules[match] = rule
-        self._has_domains = self._has_domains or match.startswith("*.")
+        self.put(match, (*self._set.get(match, ()), rule))
+
+    def put(self, match: str, rules: Iterable[HostRule]) -> None:
+        """Replace the rules that are set at run time for a match, the one in force last. Raises as
+        `add` does."""
+        kept: list[HostRule] = []
+        for rule in map(checked, rules):
+            # What ends no later than the rule over it is never in force again.
+            if not self._is_over(rule):
+                kept = [one for one in kept if end_of(one) > end_of(rule)]
+            kept.append(rule)
+        if len(kept) > MAX_OVERRIDES:
+            remedy = "wait until one ends, or end them (seconds=0)"
+            raise ConfigError(f"{match} has {MAX_OVERRIDES} overrides already; {remedy}")
+        self._set[match] = tuple(kept)
+        self._choose(match)
 
     def replace(self, rules: Iterable[HostRule]) -> None:
-        """Replace all rules with these. If it raises ConfigError, nothing has changed."""
-        new = HostRules(rules)
-        self._rules, self._has_domains = new._rules, new._has_domains
+        """Replace the configuration's rules, below those set at run time. If it raises ConfigError,
+        nothing has changed."""
+        new = HostRules(rules, self._wall)
+        self._configured, self._ended = new._configured, self._ended + new._ended
+        self._rules, self._ending, self._has_domains = new._rules, new._ending, new._has_domains
+        for match in list(self._set):
+            self._choose(match)
+
+    def _choose(self, match: str) -> None:
+        """Put the rule for a match in force, and drop those that have ended."""
+        configured = self._configured.get(match)
+        known = (*(() if configured is None else (configured,)), *self._set.get(match, ()))
+        self._ended += (over := [rule for rule in known if self._is_over(rule)])
+        if configured in over:
+            del self._configured[match]
+        self._set[match] = tuple(one for one in self._set.get(match, ()) if one not in over)
+        if not self._set[match]:
+            del self._set[match]
+        self._rules.pop(match, None)
+        self._ending.pop(match, None)
+        if left := [rule for rule in known if rule not in over]:
+            self._rules[match] = rule = left[-1]
+            if rule.until is not None:
+                self._ending[match] = rule
+            self._has_domains = self._has_domains or match.startswith("*.")
+
+    def _is_over(self, rule: HostRule) -> bool:
+        return rule.until is not None and end_of(rule) <= self._wall() + _ROUNDING
+
+    def end_due(self) -> list[str]:
+        """End the rules in force whose time has come, and return their matches."""
+        due = [match for match, rule in self._ending.items() if self._is_over(rule)]
+        for match in due:
+            self._choose(match)
+        return due
+
+    def log_ended(self) -> None:
+        """Log which rules have ended since the last call, or had when they were read."""
+        for rule in self._ended:
+            _log.warning("the operator's rule for %s has ended: %s", rule.match, described(rule))
+        self._ended.clear()
+
+    def next_end(self) -> float:
+        """Return when the next rule in force ends, in wall seconds; inf: none does."""
+        return min(map(end_of, self._ending.values()), default=math.inf)
 
     def entries(self) -> list[HostRule]:
-        """Return all rules, in no particular order."""
+        """Return all rules in force, in no particular order."""
         return list(self._rules.values())
+
+    def set_for(self, match: str) -> tuple[HostRule, ...]:
+        """Return the rules that are set at run time for a match, the one in force last."""
+        return self._set.get(match, ())
+
+    def in_force(self, match: str) -> HostRule:
+        """Return the rule for what a match names, whatever less specific match it comes from."""
+        found = self.find(match.removeprefix("*")) or HostRule(match=match)
+        return msgspec.structs.replace(found, match=match)
 
     def find(self, host: str) -> HostRule | None:
         """Return the most specific rule for this host, or None."""
@@ -164,11 +328,11 @@ class HostRules:
 class Rules:
     """Settings of every scope, from the configuration and from rules added at run time."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, wall: Callable[[], float] = lambda: -math.inf) -> None:
+        """`wall`: see `HostRules`."""
         self.pacing: PacingConfig = config.pacing
-        self.hosts: HostRules = HostRules(config.host)
+        self.hosts: HostRules = HostRules(config.host, wall)
         self._by_rule: dict[HostRule | None, ScopeSettings] = {}
-        self._added: set[str] = set()
         self._groups: dict[str, GroupRule] = {}
         for group in config.group:
             if self._groups.setdefault(group.name, group) is not group:
@@ -210,7 +374,7 @@ class Rules:
             own=rule.interval if rule is not None else None,
             own_source=""
             if rule is None or rule.interval is None
-            else f"operator: {rule.interval:g} s for {rule.match}",
+            else f"operator: {rule.interval:g} s for {rule.match}{_note(rule)}",
             limit=(rule and rule.concurrency) or pacing.concurrency,
             budget=_budget(pacing, rule),
         )
@@ -246,22 +410,30 @@ class Rules:
         return ScopeSettings(default=seconds, default_source=f"{kind} interval", limit=limit)
 
     def add(self, rule: HostRule) -> None:
-        """Add a rule at run time, or replace the rule with the same match.
-
-        If it raises ConfigError, nothing has changed.
-        """
+        """Set a rule at run time: see `HostRules.add`."""
         self._check_group(rule)
         self.hosts.add(rule)
-        self._added.add(match_named(rule.match))
+        self._by_rule.clear()
+
+    def put(self, match: str, rules: tuple[HostRule, ...]) -> None:
+        """Replace the rules that are set at run time for a match: see `HostRules.put`."""
+        for rule in rules:
+            self._check_group(rule)
+        self.hosts.put(match, rules)
         self._by_rule.clear()
 
     def replace(self, rules: tuple[HostRule, ...]) -> None:
-        """Replace all rules with these. If it raises ConfigError, nothing has changed."""
+        """Replace the configuration's rules. If it raises ConfigError, nothing has changed."""
         for rule in rules:
             self._check_group(rule)
         self.hosts.replace(rules)
-        self._added.clear()
         self._by_rule.clear()
+
+    def end_due(self) -> list[str]:
+        """End the rules whose time has come, and return their matches."""
+        if due := self.hosts.end_due():
+            self._by_rule.clear()
+        return due
 
     def adjust(self, pacing: PacingConfig) -> None:
         """Apply changed settings of `[pacing]`. They must not change which scopes exist."""
@@ -270,14 +442,20 @@ class Rules:
         self._by_kind.clear()
 
     def overridden(self, host: str) -> bool:
-        """Return True if a rule for exactly this host was added at run time."""
-        return host in self._added
+        """Return True if a rule for exactly this host was set at run time."""
+        return bool(self.hosts.set_for(host))
 
     def _check_group(self, rule: HostRule) -> None:
         if rule.group is not None and rule.group not in self._groups:
             raise ConfigError(
                 f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
             )
+
+
+def _note(rule: HostRule) -> str:
+    """Return who set a rule and until when, for the end of a text; empty if it does not say."""
+    note = explained(msgspec.structs.replace(rule, reason=None))
+    return "" if note is None else f" ({note})"
 
 
 def _twice(table: str, key: str, value: str) -> str:

@@ -121,15 +121,20 @@ class Scheduler:
         ledger: Ledger | None = None,
         files: Callable[[str], Sequence[HostHoldup]] = lambda _host: (),
         audit: PacingAudit | None = None,
+        on_rules: Callable[[Sequence[str]], object] = lambda _ended: None,
     ) -> None:
         """`files(host)` returns which robots.txt files keep the host from being asked. It may be
-        called in another thread, and must not change anything. `audit`: see `Engine`."""
+        called in another thread, and must not change anything. `audit`: see `Engine`.
+        `on_rules(ended)` is called when rules have changed, before a lease is granted by them, with
+        the matches of those that ended, or with none if the operator changed them."""
         self._audit = audit
         self._clock = clock
         self._pacing = config.pacing
-        self._rules = Rules(config)
+        self._rules = Rules(config, clock.wall)
         self.host_rules: HostRules = self._rules.hosts
         """The operator's rules in force about hosts, including those added at run time."""
+        self._rules_timer = SingleTimer(clock, self._end_rules)
+        self._on_rules = on_rules
         self._memory = ScopeMemory(self._rules, clock, storage)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
@@ -170,6 +175,7 @@ class Scheduler:
         self._engine.open()
         self._timer.cancel()
         self._set_housekeeping()
+        self._end_rules()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop granting, wait up to `drain` seconds for open leases, and store the clocks.
@@ -180,6 +186,7 @@ class Scheduler:
         if not self._open:
             return
         self._open = False
+        self._rules_timer.cancel()
         self._engine.halt()
         self._queues.refuse_all(lambda: GateClosed("the gate is closing"))
         try:
@@ -614,21 +621,27 @@ class Scheduler:
     def add_rule(self, rule: HostRule, source: str = "call") -> None:
         """Apply a rule about hosts, like a `[[host]]` table of the configuration, from now on.
 
-        It replaces the rule with the same match. If it raises ConfigError, nothing has changed.
+        It replaces the rule with the same match until it ends. If it raises ConfigError, nothing
+        has changed.
         `source` is for the audit record.
         """
         self._rules.add(rule)
-        self._rules_changed(match_named(rule.match), source)
+        self._rules_changed(source, match_named(rule.match))
+
+    def put_rules(self, match: str, rules: tuple[HostRule, ...], source: str = "call") -> None:
+        """Replace the rules that are set at run time for a match, the one in force last."""
+        self._rules.put(match, rules)
+        self._rules_changed(source, match)
 
     def replace_rules(self, rules: tuple[HostRule, ...]) -> None:
-        """Replace all rules by another configuration's `[[host]]` tables, in one step.
+        """Replace the configuration's rules by another one's `[[host]]` tables, in one step.
 
         If the rules changed one by one, a lease could be granted between two of them, at an
         interval that neither the old nor the new tables allow. If it raises ConfigError, nothing
         has changed.
         """
         self._rules.replace(rules)
-        self._rules_changed("*", "configuration")
+        self._rules_changed("configuration", "*")
 
     def adjust(self, pacing: PacingConfig) -> None:
         """Apply changed settings from now on, also to open leases and waiters.
@@ -641,18 +654,19 @@ class Scheduler:
         for scope in self._memory.scopes.values():
             if scope.name.startswith(SHARED_PREFIXES):
                 scope.settings = self._rules.for_shared(scope.name)
-        self._rules_changed("*", "configuration")
+        self._rules_changed("configuration", "*")
 
-    def _rules_changed(self, match: str, source: str) -> None:
+    def _rules_changed(self, source: str, *matches: str, ended: bool = False) -> None:
         """Apply changed rules to the hosts in memory; they apply to others on creation."""
+        self._on_rules(matches if ended else ())
         if self._audit is not None:
             self._audit.overrides_changed(source)
         self._engine.follow_budgets()
         scopes = self._memory.scopes
-        if "*" in match:
+        if any("*" in match for match in matches):
             concerned = [one for one in scopes.values() if not one.name.startswith(SHARED_PREFIXES)]
         else:
-            concerned = [scopes[match]] if match in scopes else []
+            concerned = [scopes[match] for match in matches if match in scopes]
         now = self._clock.monotonic()
         for scope in concerned:
             scope.settings = self._rules.for_host(scope.name)
@@ -663,6 +677,18 @@ class Scheduler:
                 self._engine.derive(scope, scope.asked, now)
             self._queues.reposition(scope, now)
         self._engine.run(now)
+        self._end_rules()
+
+    def _end_rules(self) -> None:
+        """End the rules whose time has come, and set the timer for the next one. It looks every
+        half minute, since the wall clock may be set, and goes on while the machine sleeps."""
+        if due := self._rules.end_due():
+            self._rules_changed("configuration", *due, ended=True)
+        elif self._open:
+            self.host_rules.log_ended()
+            left = self.host_rules.next_end() - self._clock.wall()
+            left = INF if left == INF else min(left, HOUSEKEEPING)
+            self._rules_timer.set(self._clock.monotonic() + left)
 
     # --- findings of other parts --------------------------------------------------------
 

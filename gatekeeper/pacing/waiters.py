@@ -24,7 +24,14 @@ from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant, PacingAudit
-from gatekeeper.pacing.host_settings import DAY, BudgetSpent, DailyBudget, Usage
+from gatekeeper.pacing.host_settings import (
+    DAY,
+    BudgetSpent,
+    DailyBudget,
+    Usage,
+    described,
+    end_of,
+)
 from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
@@ -214,9 +221,10 @@ _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 class ClockView(msgspec.Struct, frozen=True):
     """One reason why a scope has to wait, or could have to.
 
-    `kind`: interval, next, block, pause, budget, probe, back-off or in_flight; or, where every
-    lease of the host is deferred: file (robots.txt could not be fetched; `scope` is the origin),
-    visit-time (the same), storage or fleet. `str(view)` is a line for people.
+    `kind`: interval, next, block, pause, budget, probe, back-off or in_flight; override, the
+    operator's rule (`scope` is its match); or, where every lease of the host is deferred: file
+    (robots.txt could not be fetched; `scope` is the origin), visit-time (the same), storage or
+    fleet. `str(view)` is a line for people.
     """
 
     scope: str
@@ -408,6 +416,7 @@ class HostHoldups:
                 until = None if one.until == INF else utc(wall + one.until - now)
                 left = None if until is None else one.until - now
                 views.append(ClockView(one.scope, one.kind, one.source, left, until, one is last))
+        views.extend(self._rule_views(host))
         leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
         for each in () if scope is None else (scope, *scope.shared):
             held = {one.kind: one for one in mine if one.scope == each.name}
@@ -416,6 +425,15 @@ class HostHoldups:
         why = [str(v) for v in views if shown and (v.scope, v.kind) == (shown.scope, shown.kind)]
         in_time = due if now < due < INF else None
         return HostStatus(state_by(found), in_time, tuple(views), why[0] if why else None)
+
+    def _rule_views(self, host: str) -> Iterator[ClockView]:
+        """Yield the operator's rule for the host, if it decides, or says by whom or until when."""
+        rule = self._memory.rules.hosts.find(host)
+        if rule is None or not (rule.robots != "obey" or rule.by or rule.until):
+            return
+        left = None if rule.until is None else end_of(rule) - self._clock.wall()
+        text = described(rule, end=False)
+        yield ClockView(rule.match, "override", text, left, rule.until)
 
     def held(self, host: str) -> tuple[float, str] | None:
         """Return for how many seconds a block of the host, or of a scope that it shares, allows

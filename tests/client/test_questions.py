@@ -153,6 +153,11 @@ def ends(verdict: Verdict, seconds: float) -> Decision:
         ),
         pytest.param(decided(Verdict.DEFER), 0.0, id="deferred: no retry_at"),
         pytest.param(decided(Verdict.ALLOW, state=State.OVERRIDE), 5.0, id="by the operator"),
+        pytest.param(
+            decided(Verdict.DENY, state=State.OVERRIDE, expires_at=NOON + timedelta(seconds=2)),
+            2.0,
+            id="by the operator until soon",
+        ),
         pytest.param(decided(Verdict.DENY, state=None), 5.0, id="by the guard"),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import time as clock
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
@@ -203,24 +204,81 @@ async def allowed(gate: Gatekeeper) -> bool:
     return await gate.allowed(URL)
 
 
+def moment(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+async def note_of(gate: Gatekeeper) -> str | None:
+    return (await gate.check(URL)).note
+
+
+async def test_an_override_ends_on_all_members_and_then_the_one_below_it_is_in_force(
+    gates: TwoGates, join: Join, internet: FakeInternet
+) -> None:
+    one, other = gates
+    assert await other.allowed(URL)
+    one.override(HostRule(match="a.test", robots="deny", reason="below"), seconds=3600)
+    await until(lambda: denied(other))
+    other.override(HostRule(match="a.test", robots="allow", by="Kim", until=moment(2.0)))
+    await until(lambda: allowed(one))
+    ledger = await join()
+    late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
+    async with late:
+        await until(lambda: denied(late))  # it has both rules, and both end
+        for gate in (one, other, late):
+            await until(lambda gate=gate: denied(gate))
+            assert (await note_of(gate) or "").startswith("below (until 20")
+        late.override(HostRule(match="a.test"), seconds=0)
+        for gate in (one, other, late):
+            await until(lambda gate=gate: allowed(gate))
+            assert await note_of(gate) is None
+
+
+async def test_an_override_that_has_ended_comes_back_neither_from_the_store_nor_after_a_loss(
+    join: Join, server: Server, time: FleetTime, internet: FakeInternet
+) -> None:
+    ledger = await join()
+    one = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
+    internet.site("a.test").robots("")
+    texts = "HGETALL", "{gatekeeper}:overrides"
+    async with one:
+        one.override(HostRule(match="a.test", robots="deny", by="Kim", until=moment(1.0)))
+        await until(lambda: b"Kim, until" in server.ask(*texts))
+        await until(lambda: allowed(one))
+        # Members of earlier versions, which know no end, are told what is in force again.
+        await until(lambda: b"Kim" not in server.ask(*texts))
+        for lost in (False, True):
+            if lost:
+                server.ask("FLUSHALL")
+                await until(lambda: b"obey" in server.ask(*texts))
+            ledger = await join()
+            late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
+            async with late:
+                await until(lambda ledger=ledger: ledger.overrides._followed)
+                assert await late.allowed(URL)
+                assert await one.allowed(URL)
+                assert not late.parts.scheduler.host_rules.entries()
+
+
 async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     join: Join, server: Server, time: FleetTime
 ) -> None:
     one, other = await join(), await join()
-    heard: list[HostRule] = []
-    other.overrides.follow(heard.append)
-    rule = HostRule(match="a.test", interval=7.0)
-    one.overrides.say(rule)
-    await until(lambda: heard == [rule])
+    heard: list[tuple[HostRule, ...]] = []
+    other.overrides.follow(lambda _match, rules: heard.append(rules))
+    rule = HostRule(match="a.test", interval=7.0, until=moment(3600.0))
+    one.overrides.say("a.test", (rule,), rule)
+    await until(lambda: heard == [(rule,)])
     server.ask("FLUSHALL")
     newcomer = RedisLedger(server.url, clock=time.clock)
-    found: list[HostRule] = []
-    newcomer.overrides.follow(found.append)
+    found: list[tuple[HostRule, ...]] = []
+    newcomer.overrides.follow(lambda _match, rules: found.append(rules))
     async with newcomer:
-        await until(lambda: found == [rule])
+        await until(lambda: found == [(rule,)])
     # The next heartbeat makes up for a lost message.
     await deafen(other)
-    one.overrides.say(HostRule(match="b.test", interval=8.0))
+    other_rule = HostRule(match="b.test", interval=8.0)
+    one.overrides.say("b.test", (other_rule,), other_rule)
     await until(lambda: len(heard) == 2)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from gatekeeper import ConfigError, Gatekeeper, HostRule, LeaseTimeout, Verdict
+from gatekeeper import ConfigError, Denied, Gatekeeper, HostRule, LeaseTimeout, Reason, Verdict
 from gatekeeper.clock import VirtualClock
 from tests.internet import FakeInternet
 from tests.politeness.conftest import MakeGate
@@ -182,3 +185,203 @@ async def test_a_configured_rule_holds_for_every_spelling_of_its_host(
             return (await gate.check(url)).note
 
     assert await internet.drive(run()) == "asked to"
+
+
+def moment(clock: VirtualClock, seconds: float) -> datetime:
+    return datetime.fromtimestamp(clock.wall() + seconds, UTC)
+
+
+async def test_an_interval_set_for_a_time_is_gone_after_it_and_the_earlier_one_is_back(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> list[float]:
+        async with make_gate(host=[{"match": "a.test", "interval": 7.0}]) as gate:
+            gate.override(HostRule(match="*.test", interval=90.0))  # less specific
+            gate.override(HostRule(match="A.test"), seconds=600.0)
+            found = [await pace(gate, clock)]
+            gate.override(HostRule(match="a.test.", interval=50.0), seconds=120.0)
+            found.append(await pace(gate, clock))
+            await clock.elapse(120.0)
+            found.append(await pace(gate, clock))
+            await clock.elapse(600.0)
+            return [*found, await pace(gate, clock)]
+
+    assert await internet.drive(run()) == pytest.approx([1.0, 50.0, 1.0, 7.0])
+
+
+async def test_0_seconds_end_all_that_was_set_for_a_match(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> list[float]:
+        async with make_gate(host=[{"match": "a.test", "interval": 7.0}]) as gate:
+            gate.override(HostRule(match="a.test", interval=30.0))
+            gate.override(HostRule(match="a.test", interval=20.0), seconds=600.0)
+            gate.override(HostRule(match="a.test"), seconds=0)
+            return [await pace(gate, clock)]
+
+    assert await internet.drive(run()) == pytest.approx([7.0])
+
+
+@pytest.mark.parametrize("asked", ["before and meanwhile", "meanwhile", "neither"])
+async def test_no_answer_given_under_a_rule_outlives_it(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, asked: str
+) -> None:
+    """The short road keeps answers of warm origins, so a rule that ends has to reach it."""
+    internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
+    urls = ["http://a.test/x", "http://a.test/y"]
+
+    async def verdicts(gate: Gatekeeper) -> list[Verdict]:
+        found = []
+        for url in urls * 3:
+            found.append((await gate.check(url)).verdict)
+            assert await gate.allowed(url) is (found[-1] is Verdict.ALLOW)
+        return list(dict.fromkeys(found))
+
+    async def run() -> None:
+        async with make_gate(host=[{"match": "a.test", "robots": "deny"}]) as gate:
+            for rule in (
+                HostRule(match="a.test", until=moment(clock, 200.0)),
+                HostRule(match="a.test", until=moment(clock, 100.0), robots="allow"),
+                HostRule(match="a.test", until=moment(clock, 50.0), robots="deny"),
+            ):
+                gate.override(rule)
+                if asked == "before and meanwhile":
+                    await verdicts(gate)
+            expected = [
+                [Verdict.DENY],
+                [Verdict.ALLOW],
+                [Verdict.DENY, Verdict.ALLOW],
+                [Verdict.DENY],
+            ]
+            for seconds, found in zip((50.0, 50.0, 100.0, 0.0), expected, strict=True):
+                if asked != "neither" or found is expected[-1]:
+                    assert await verdicts(gate) == found
+                await clock.elapse(seconds)
+
+    await internet.drive(run())
+
+
+async def test_a_waiter_gets_no_lease_by_a_rule_that_has_ended(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    """The pace of the rule below is faster: the waiter is due as soon as the rule ends."""
+    internet.site("a.test").robots("User-agent: *\nDisallow: /z\n")
+
+    async def run() -> None:
+        async with make_gate(host=[{"match": "a.test", "robots": "deny"}]) as gate:
+            until = moment(clock, 300.0)
+            gate.override(HostRule(match="a.test", interval=500.0, until=until))
+            for _ in range(5):
+                assert await gate.check("http://a.test/x")
+            with pytest.raises(Denied) as refused:
+                await gate.acquire("http://a.test/x", owned=False)
+            assert refused.value.decision.reason is Reason.OPERATOR
+            assert clock.wall() == pytest.approx(until.timestamp())
+
+    await internet.drive(run())
+
+
+async def test_a_reload_lets_no_waiter_go_by_the_rules_before_it(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /z\n")
+
+    async def run() -> None:
+        async with make_gate(host=[{"match": "a.test", "interval": 500.0}]) as gate:
+            for _ in range(5):
+                assert await gate.check("http://a.test/x")
+            waiter = asyncio.create_task(gate.acquire("http://a.test/x", owned=False))
+            await clock.elapse(100.0)
+            gate.parts.scheduler.replace_rules((HostRule(match="a.test", robots="deny"),))
+            with pytest.raises(Denied):
+                await waiter
+
+    await internet.drive(run())
+
+
+async def test_decision_clocks_and_log_say_who_set_a_rule_and_until_when(
+    internet: FakeInternet,
+    clock: VirtualClock,
+    make_gate: MakeGate,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    internet.site("a.test").robots("")
+    caplog.set_level(logging.INFO, logger="gatekeeper")
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            until = moment(clock, 3600.0)
+            rule = HostRule(
+                match="a.test", robots="deny", reason="a complaint", by="Kim", until=until
+            )
+            gate.override(rule)
+            shown = f"{until:%Y-%m-%dT%H:%M:%SZ}"
+            decision = await gate.check("http://a.test/x")
+            assert decision.note == f"a complaint (by Kim, until {shown})"
+            assert decision.expires_at == until
+            (view,) = await gate.why("a.test")
+            assert (view.kind, view.until, view.scope) == ("override", until, "a.test")
+            assert str(view) == (
+                f"a.test: override: robots deny: a complaint (by Kim) (until {shown})"
+            )
+            assert [record.getMessage() for record in caplog.records] == [
+                "the operator's rule for a.test is now: robots deny: "
+                f"a complaint (by Kim, until {shown})"
+            ]
+            caplog.clear()
+            await clock.elapse(3600.0)
+            assert await gate.why("a.test") == ()
+            assert (await gate.check("http://a.test/x")).note is None
+            assert [record.getMessage() for record in caplog.records] == [
+                "the operator's rule for a.test has ended: robots deny: "
+                f"a complaint (by Kim, until {shown})"
+            ]
+
+    await internet.drive(run())
+
+
+async def test_an_end_is_noticed_within_half_a_minute_when_the_wall_clock_is_set(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            gate.override(HostRule(match="a.test", robots="deny"), seconds=86_400.0)
+            clock.jump_wall(80_000.0)
+            await clock.elapse(30.0)
+            assert not await gate.allowed("http://a.test/x")
+            clock.jump_wall(6_500.0)
+            await clock.elapse(30.0)
+            assert await gate.allowed("http://a.test/x")
+            clock.jump_wall(-86_400.0)
+            await clock.elapse(30.0)
+            assert await gate.allowed("http://a.test/x")
+
+    await internet.drive(run())
+
+
+async def test_a_configured_rule_ends_before_and_while_the_gate_is_open(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("")
+
+    async def run() -> None:
+        host = [
+            {"match": "a.test", "robots": "deny", "until": moment(clock, 10.0)},
+            {"match": "b.test", "robots": "deny", "until": moment(clock, 100.0)},
+        ]
+        gate = make_gate(host=host)
+        clock.advance(10.0)
+        async with gate:
+            assert await gate.allowed("http://a.test/")
+            assert not await gate.allowed("http://b.test/")
+            await clock.elapse(90.0)
+            assert await gate.allowed("http://b.test/")
+
+    await internet.drive(run())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 
-from gatekeeper.config import Config
+from gatekeeper.config import Config, HostRule
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.reload import refuse_new_groups
 from tests.internet import FakeInternet
+from tests.waiting_support import until
 
 
 @pytest.mark.parametrize("spelling", ["A.TEST", "a.test.", "http://a.test/x"])
@@ -94,3 +97,80 @@ async def test_a_host_does_not_show_the_url_of_a_lease(serve: Any, internet: Fak
     _, host = await service.get("/v1/hosts/a.test")
     (held,) = (one for one in host["clocks"] if one["kind"] == "in_flight")
     assert held["source"] == "busy x1, 1 before the head of the response"
+
+
+async def verdict(service: Any) -> tuple[str, str | None]:
+    _, decision = await service.get("/v1/check", params={"url": "http://a.test/x"})
+    return decision["verdict"], decision["note"]
+
+
+@pytest.mark.parametrize("match", ["a.test", "A.TEST.", "*.test", "*"])
+async def test_an_override_is_in_force_until_it_ends_and_says_who_set_it(
+    serve: Any, internet: FakeInternet, match: str
+) -> None:
+    internet.site("a.test").robots("")
+    service = await serve()
+    path = f"/v1/hosts/{quote(match, safe='')}/override"
+    body = {"robots": "deny", "reason": "a <complaint>", "by": "Kim", "seconds": 3600}
+    status, told = await service.post(path, body)
+    assert (status, told["clocks"][0]["kind"]) == (200, "override")
+    found, note = await verdict(service)
+    assert found == "deny"
+    assert note is not None
+    assert note.startswith("a <complaint> (by Kim, until 20")
+    (view,) = (await service.get("/v1/hosts/a.test"))[1]["clocks"]
+    assert (view["kind"], view["source"]) == ("override", "robots deny: a <complaint> (by Kim)")
+    assert 3590 < view["seconds"] <= 3600
+    async with service.session.get(f"{service.base}/ui/hosts/a.test") as response:
+        page = await response.text()
+    assert "has a rule of the operator: robots deny: a &lt;complaint&gt; (by Kim) (until 20" in page
+
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    assert (await service.post(path, {"robots": "allow", "until": soon}))[0] == 200
+    assert (await verdict(service))[0] == "allow"
+    await until(lambda: is_again(service, "deny"))
+    assert (await service.post(path, {"seconds": 0}))[1]["clocks"] == []
+    assert await verdict(service) == ("allow", None)
+
+
+async def is_again(service: Any, wanted: str) -> bool:
+    return (await verdict(service))[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"seconds": 5, "until": "2036-01-01T00:00:00Z"}, "either `seconds` or"),
+        ({"seconds": -1}, "seconds"),
+        ({"seconds": "5"}, "seconds"),
+        ({"until": "2036-01-01T00:00:00"}, "until"),
+        ({"until": 3600}, "until"),
+        ({"by": "x" * 201}, "by"),
+        ({"by": "a\nb"}, "by: at most 200 printable"),
+        ({"robots": "alow"}, "robots"),
+        ({"group": "nowhere"}, "no [[group]] named"),
+        ({"match": "b.test"}, "match"),
+    ],
+)
+async def test_an_override_with_a_mistake_changes_nothing(
+    serve: Any, internet: FakeInternet, body: dict[str, Any], said: str
+) -> None:
+    internet.site("a.test").robots("")
+    service = await serve()
+    status, problem = await service.post("/v1/hosts/a.test/override", {"robots": "deny", **body})
+    assert (status, said in problem["detail"]) == (400, True), problem
+    assert (await verdict(service))[0] == "allow"
+
+
+async def test_a_reload_leaves_an_override_in_force_and_changes_what_is_below_it(
+    serve: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("")
+    service = await serve()
+    await service.post("/v1/hosts/a.test/override", {"robots": "deny", "reason": "above"})
+    rules = (HostRule(match="a.test", robots="deny", reason="below"), HostRule(match="b.test"))
+    service.service.reread = lambda: replace(service.service.config, host=rules)
+    assert (await service.post("/v1/admin/reload", {}))[1]["applied"] == ["host"]
+    assert await verdict(service) == ("deny", "above")
+    await service.post("/v1/hosts/a.test/override", {"seconds": 0})
+    assert await verdict(service) == ("deny", "below")

@@ -41,8 +41,8 @@ def test_no_operation_changes_its_name() -> None:
         acquireLease blockHost checkUrl checkUrls dropLease explainText explainUrl fetchPage
         getConfiguration getContract getDecision getHistory getHost getMetrics getOverview
         getRobots getSeries giveBackLease isAlive isReady listEndpoints listHosts listLeases
-        listSitemaps pauseHost refreshHost reloadConfiguration renewLease reportLease resumeHost
-        streamDecisions
+        listSitemaps overrideHost pauseHost refreshHost reloadConfiguration renewLease reportLease
+        resumeHost streamDecisions
     """
     assert sorted(one["operationId"] for one in OPERATIONS) == names.split()
 
@@ -70,6 +70,7 @@ def test_every_endpoint_is_in_the_document() -> None:
         "post /v1/hosts/{host}/resume",
         "post /v1/hosts/{host}/refresh",
         "post /v1/hosts/{host}/block",
+        "post /v1/hosts/{host}/override",
         "get /v1/overview",
         "get /v1/decisions/{id}",
         "get /v1/events",

@@ -183,7 +183,7 @@ def test_every_route_except_probes_needs_a_role() -> None:
         ("GET", "/v1/series"),
         ("GET", "/v1/config"),
         *(("POST", f"/v1/hosts/{{host}}/{what}") for what in ("pause", "resume")),
-        *(("POST", f"/v1/hosts/{{host}}/{what}") for what in ("refresh", "block")),
+        *(("POST", f"/v1/hosts/{{host}}/{what}") for what in ("refresh", "block", "override")),
         ("POST", "/v1/admin/reload"),
     }
 

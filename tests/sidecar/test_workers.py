@@ -214,6 +214,20 @@ async def test_limits_and_rules_hold_across_all_workers(
     assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
 
 
+async def test_workers_learn_of_an_override_and_of_its_end(start: Any, origin: str) -> None:
+    sidecar = await begin(start)
+    rule = {"robots": "deny", "by": "Kim"}
+    path = "/v1/hosts/127.0.0.1/override"
+    assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
+    assert (await sidecar.post(path, rule | {"seconds": 3600}))[0] == 200
+    assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
+    assert (await sidecar.post(path, {"robots": "allow", "seconds": 2}))[0] == 200
+    assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
+    async with asyncio.timeout(20):
+        while await verdicts(sidecar, f"{origin}/a") != {"deny"}:
+            await asyncio.sleep(0.05)
+
+
 async def test_a_unix_socket_and_tokens_work_with_workers(
     start: Any, origin: str, tmp_path: Path
 ) -> None:

@@ -121,3 +121,69 @@ async def test_members_of_both_versions_keep_each_others_intervals(
         await find_promises(one, origins[1:])
         assert await other("seconds", f"{origins[0]}/page") > 3000
     assert fetches(internet) == [1] * 6
+
+
+async def told(member: Member, url: str, wanted: list[str | None]) -> None:
+    async with asyncio.timeout(60):
+        while (found := await member("note", url)) != wanted:
+            await asyncio.sleep(0.02)
+            assert found[0] in ("allow", "deny")
+
+
+async def test_members_of_the_earlier_version_obey_a_rule_that_ends_and_never_bring_it_back(
+    internet: FakeInternet, member: MakeMember, server: Server
+) -> None:
+    url, host = f"{sites(internet)[0]}/page", HOSTS[0]
+    server.begin_long_ago("rules")
+    settings = {"fleet": {"url": server.url, "namespace": "rules"}}
+    complaint = {"match": host, "robots": "deny", "reason": "a complaint"}
+    async with member("earlier", settings) as old, member("this", settings) as new:
+        for one in (old, new):
+            await told(one, url, ["allow", None])
+        # A rule of the earlier version, and one with an end over it.
+        await old("override", complaint)
+        await told(new, url, ["deny", "a complaint"])
+        await new("override", {"match": host, "robots": "allow", "by": "Kim"}, 2.0)
+        found = await new("note", url)
+        assert found[0] == "allow"
+        assert found[1].startswith("by Kim, until 20")
+        # The earlier version would never end a permission: it obeys the file meanwhile.
+        await told(old, url, ["allow", None])
+        async with member("this", settings) as late:
+            for one in (old, new, late):
+                await told(one, url, ["deny", "a complaint"])
+        # A refusal with an end, over nothing that denies.
+        await new("override", {"match": host}, 0)
+        for one in (new, old):
+            await told(one, url, ["allow", None])
+        await new("override", complaint, 3.0)
+        note = (await new("note", url))[1]
+        assert note.startswith("a complaint (until 20")
+        await told(old, url, ["deny", note])
+        await told(new, url, ["allow", None])
+        await told(old, url, ["allow", None])
+        # Neither the store's loss nor another member brings it back.
+        server.ask("FLUSHALL")
+        async with member("this", settings) as late, member("earlier", settings) as old_late:
+            for one in (late, old_late, old, new):
+                await told(one, url, ["allow", None])
+        # The earlier version has the last word if it speaks last.
+        await old("override", complaint)
+        await told(new, url, ["deny", "a complaint"])
+
+
+async def test_a_rule_whose_members_have_gone_stays_a_refusal_for_the_earlier_version_alone(
+    internet: FakeInternet, member: MakeMember, server: Server
+) -> None:
+    url, host = f"{sites(internet)[0]}/page", HOSTS[0]
+    server.begin_long_ago("gone")
+    settings = {"fleet": {"url": server.url, "namespace": "gone"}}
+    async with member("earlier", settings) as old:
+        async with member("this", settings) as new:
+            await new("override", {"match": host, "robots": "deny"}, 1.0)
+            note = (await new("note", url))[1]
+            await told(old, url, ["deny", note])
+        # Nobody is left who knows the end: the earlier version goes on refusing.
+        async with member("this", settings) as new:
+            await told(new, url, ["allow", None])
+            await told(old, url, ["allow", None])

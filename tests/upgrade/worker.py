@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gatekeeper import Config, Gatekeeper, NotYet
+from gatekeeper import Config, Gatekeeper, HostRule, NotYet
 
 
 class Worker:
@@ -47,6 +47,15 @@ class Worker:
 
     async def pause(self, host: str) -> Any:
         await self.gate.pause(host)
+
+    async def override(self, rule: dict[str, Any], seconds: float | None = None) -> Any:
+        """Set a rule; the earlier version knows no `seconds`."""
+        self.gate.override(HostRule(**rule), **({} if seconds is None else {"seconds": seconds}))
+
+    async def note(self, url: str) -> Any:
+        """Return the verdict about a URL, and why."""
+        decision = await self.gate.check(url)
+        return [decision.verdict, decision.note]
 
     async def clocks(self, host: str) -> Any:
         return sorted(clock.kind for clock in await self.gate.why(host))

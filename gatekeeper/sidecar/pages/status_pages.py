@@ -391,6 +391,7 @@ _SENTENCES: Final = {
     "interval": "has an interval of {seconds}",
     "next": "is due in {seconds}",
     "block": "is blocked for {seconds}",
+    "override": "has a rule of the operator",
     "pause": "is paused until an operator resumes it",
     "budget": "has a daily budget, whose day ends in {seconds}",
     "probe": "gets one request at a time",
@@ -456,8 +457,10 @@ def _status(host: HostBody, now: datetime) -> Child:
 def _sentence(view: ClockView) -> Child:
     seconds = "" if view.seconds is None else html.duration(view.seconds)
     text = _SENTENCES.get(view.kind, view.kind).format(seconds=seconds)
+    until = view.until if view.kind == "override" else None
+    end = "" if until is None else f" (until {until:%Y-%m-%dT%H:%M:%SZ})"
     return [
-        markup("<strong>{}</strong> {}: {}", view.scope, text, view.cause),
+        markup("<strong>{}</strong> {}: {}{}", view.scope, text, view.cause, end),
         markup("<em> This one applies.</em>") if view.decides else None,
         markup("<em> pacing.max_interval limits it.</em>") if view.clamped else None,
     ]

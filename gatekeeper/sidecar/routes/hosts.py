@@ -10,9 +10,16 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import BlockBody, FleetHold, FleetScope, HostBody, RefreshBody
+from gatekeeper.client.wire import (
+    BlockBody,
+    FleetHold,
+    FleetScope,
+    HostBody,
+    OverrideBody,
+    RefreshBody,
+)
 from gatekeeper.clock import utc
-from gatekeeper.config import host_named
+from gatekeeper.config import host_named, match_named
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.waiters import HostState
@@ -184,6 +191,15 @@ async def block(service: Service, host: str, wanted: BlockBody) -> None:
     await service.gate.block(host, until, wanted.reason)
 
 
+async def override_host(service: Service, call: Call) -> web.StreamResponse:
+    """Set a rule for a host, for `*.` and a domain, or for `*`, over that of the configuration."""
+    request = await call.body(OverrideBody)
+    match = match_named(call.params["host"])
+    service.gate.override(request.rule(match), seconds=request.seconds)
+    await service.settle()
+    return json_response(await host_of(service, match))
+
+
 def _host_in_path(call: Call) -> str:
     """Return the host in the path, normalized. Raises ConfigError, which becomes a 400."""
     return host_named(call.params["host"])
@@ -248,4 +264,5 @@ ROUTES = (
     _control("resume", resume_host, EmptyObject),
     _control("refresh", refresh_host, RefreshBody, 202),
     _control("block", block_host, BlockBody),
+    _control("override", override_host, OverrideBody),
 )
