@@ -26,12 +26,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import Context
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, NamedTuple, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gatekeeper.errors import ConfigError, GateClosed
-from gatekeeper.http_fields import utc as utc  # noqa: PLC0414 - imported from here
+from gatekeeper.http_fields import UtcTime as UtcTime  # noqa: PLC0414 - for importers
+from gatekeeper.http_fields import utc as utc  # noqa: PLC0414
 from gatekeeper.late import LATE, lazily
 
 if TYPE_CHECKING:
@@ -40,22 +39,6 @@ else:
     __getattr__, __dir__, _ = lazily(__name__, LATE[__name__])
 
 _T = TypeVar("_T")
-
-UtcTime = Annotated[datetime, msgspec.Meta(tz=True)]
-"""An aware time in a struct; in JSON an RFC 3339 date-time."""
-
-
-def is_moment(value: object) -> bool:
-    """Return True for an aware datetime, or for the text of one in RFC 3339.
-
-    >>> is_moment("2026-12-31T18:00:00Z"), is_moment("2026-12-31T18:00:00"), is_moment(3600)
-    (True, False, False)
-    """
-    try:
-        msgspec.convert(value, UtcTime)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 class Timer(Protocol):

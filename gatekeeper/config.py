@@ -18,8 +18,8 @@ import msgspec
 from msgspec import inspect
 
 from gatekeeper import urls
-from gatekeeper.clock import UtcTime, is_moment
 from gatekeeper.errors import ConfigError, InvalidURL
+from gatekeeper.http_fields import UtcTime, is_moment
 from gatekeeper.robots import product_token
 from gatekeeper.settings_files import read_toml
 from gatekeeper.urls import not_text, printable, without_credentials

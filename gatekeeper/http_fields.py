@@ -10,8 +10,12 @@ import re
 from calendar import timegm
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+import msgspec
+
+UtcTime = Annotated[datetime, msgspec.Meta(tz=True)]
+"""An aware time in a struct; in JSON an RFC 3339 date-time."""
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
 _MAX_DELTA: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 _MAX_FIELD = 2_000
@@ -188,6 +192,19 @@ def parse_http_date(value: str, now: float) -> float | None:
 _MIN_WALL: Final = -62135596800.0
 _MAX_WALL: Final = 253402300799.0
 """Wall clock seconds of the first and last second that datetime can represent: years 1 and 9999."""
+
+
+def is_moment(value: object) -> bool:
+    """Return True for an aware datetime, or for the text of one in RFC 3339.
+
+    >>> is_moment("2026-12-31T18:00:00Z"), is_moment("2026-12-31T18:00:00"), is_moment(3600)
+    (True, False, False)
+    """
+    try:
+        msgspec.convert(value, UtcTime)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def utc(wall: float) -> datetime:

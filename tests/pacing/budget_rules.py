@@ -163,7 +163,10 @@ class DailyBudgets:
         await spent(one)
         one.add_rule(HostRule(match="*.example", max_bytes_per_day=5))  # a less specific match
         await spent(one)
-        one.replace_rules(())
+        one.replace_rules(())  # of the configuration: those set at run time stay
+        await spent(one)
+        for match in (HOST, "*.example"):
+            one.put_rules(match, ())
         one.adjust(PacingConfig())
         await sent(one)
         one.add_rule(HostRule(match=HOST, max_pages_per_day=1))
