@@ -57,6 +57,8 @@ class AuditedGrant(Grant, eq=False):
     counts_bytes: ClassVar[bool] = True
     audit: Recorder | None = None
     lease_id: str = ""
+    place: tuple[str, int] | None = None
+    """The chain and the number of its line."""
     lease: ref[Lease] | None = None
     """Its lease, if requests are signed; None for a robots.txt."""
     head_at: float | None = None

@@ -37,7 +37,7 @@ from gatekeeper.decision import Decision, State
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import FileText, Record
 from gatekeeper.gate.decider import Decider
-from gatekeeper.gate.lease import LeaseManager
+from gatekeeper.gate.lease import Lease, LeaseManager
 from gatekeeper.gate.parts import GateParts
 from gatekeeper.gate.protocols import HeldLease
 from gatekeeper.gate.robots_pacing import RobotsLease
@@ -267,7 +267,12 @@ class AuditRecord:
             self._writer.omit(self._writer.failing or "")
         elif isinstance(grant, AuditedGrant) and grant.open:
             grant.audit, grant.lease_id = self, fields["lease"]
+            grant.place = self._writer.place
         return True
+
+    def place_of(self, lease: Lease) -> tuple[str, int] | None:
+        """Return the chain and the number of the line of a lease; None if it has none."""
+        return lease.grant.place if isinstance(lease.grant, AuditedGrant) else None
 
     def ended(self, grant: AuditedGrant) -> None:
         """Write what became of a lease."""

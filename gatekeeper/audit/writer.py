@@ -107,6 +107,8 @@ class ChainWriter:
         self.host: str = socket.gethostname()
         self.name: str = ""
         """The name of the chain: HOST-PID-START."""
+        self.place: tuple[str, int] = "", 0
+        """The chain and the number of the latest line that is no seal."""
         self.salt: str = ""
         """The salt of the digests of URLs."""
         self.failing: str | None = None
@@ -280,6 +282,7 @@ class ChainWriter:
         self._n, self._prev = n, prev
         self._size += len(data)
         self._waiting.clear()
+        self.place = (self.name, n) if rotate else self.place
         if rotate and (self._size >= self._config.rotate or self._clock.monotonic() >= self._ends):
             self._rotate()
         return True

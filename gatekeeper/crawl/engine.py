@@ -10,7 +10,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -20,7 +20,15 @@ from yarl import URL
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.crawl.manifest import Entry, Folder, Manifest, RedirectChains, Result, WarcPlace
-from gatekeeper.crawl.output import DESCRIPTOR_WAIT, Body, Warc, WarcHead, patiently
+from gatekeeper.crawl.output import (
+    DESCRIPTOR_WAIT,
+    Body,
+    RobotsTexts,
+    Warc,
+    WarcHead,
+    about_page,
+    patiently,
+)
 from gatekeeper.crawl.progress import Tally, WaitingHosts
 from gatekeeper.crawl.sources import GivenURL, Limits
 from gatekeeper.decision import Decision
@@ -38,6 +46,9 @@ from gatekeeper.urls import mask
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.gate.lease import Lease
+    from gatekeeper.gate.parts import GateAudit
+
+_T = TypeVar("_T")
 
 
 # --- one URL and its response ----------------------------------------------------------------
@@ -56,6 +67,8 @@ class Answer(msgspec.Struct, frozen=True):
     location: str | None
     signals: dict[str, Any] | None
     warc: WarcHead | None
+    audit: tuple[str, int] | None = None
+    """The chain and the number of the lease's line in the audit record."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -134,7 +147,13 @@ def request_headers(*, record: bool) -> dict[str, str]:
 
 
 async def exchange(
-    session: aiohttp.ClientSession, lease: Lease, body: Body, *, clock: Clock, record: bool
+    session: aiohttp.ClientSession,
+    lease: Lease,
+    body: Body,
+    *,
+    clock: Clock,
+    record: bool,
+    audit: GateAudit | None = None,
 ) -> Answer:
     """Send a request and receive the response. A redirect's body is read only with `record`.
 
@@ -167,6 +186,7 @@ async def exchange(
             location=location,
             signals=_signals_of(response, bytes(body.start)),
             warc=head,
+            audit=None if audit is None else audit.place_of(lease),
         )
 
 
@@ -281,6 +301,8 @@ class Crawl:
         self._excess = 0
         """How many workers should end, since the slow connections they replaced are over."""
         self._warc_lock = asyncio.Lock()
+        self._parts = gate.parts
+        self._robots = RobotsTexts(self._on_many_robots)
         self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
@@ -298,6 +320,8 @@ class Crawl:
 
     async def run(self, source: AsyncIterator[GivenURL]) -> None:
         """Crawl until every URL has its entry, or until shortly after `stop`."""
+        if self._outputs.warc is not None:
+            self._parts.followers.append(self._robots)
         async with self.queue, asyncio.TaskGroup() as group:
             feeder = group.create_task(self._feed(source))
             self._group = group
@@ -310,6 +334,7 @@ class Crawl:
                     worker.cancel()
             if self._workers:
                 await self._await_workers()
+        await self._write_robots()
 
     def _add_worker(self) -> None:
         # An empty context: an additional worker must not look like a child of the worker that
@@ -462,7 +487,12 @@ class Crawl:
             try:
                 async with turn as lease:
                     response = await exchange(
-                        self._session, lease, body, clock=self._clock, record=spool
+                        self._session,
+                        lease,
+                        body,
+                        clock=self._clock,
+                        record=spool,
+                        audit=self._parts.audit,
                     )
             except Deferred as error:  # temporary: the URL must not be recorded as denied
                 await self._handle_failure(url, attempt, error)
@@ -558,11 +588,36 @@ class Crawl:
         """Append the response to the WARC file, if there is one."""
         if self._outputs.warc is None or response.warc is None:
             return None
-        write = self._outputs.warc.write
-        async with self._warc_lock:
-            writing = asyncio.ensure_future(
-                asyncio.to_thread(write, response.warc, body.open(), size=body.size, cut=body.cut)
+        record = self._parts.directory.recall(response.decision.origin)
+        digest = None if record is None else self._robots.note(record)
+        about = about_page(response.decision, digest, response.audit)
+        place: WarcPlace = await self._in_archive(
+            partial(
+                self._outputs.warc.write,
+                response.warc,
+                body.open(),
+                size=body.size,
+                cut=body.cut,
+                about=about,
             )
+        )
+        await self._write_robots()
+        return place
+
+    def _on_many_robots(self) -> None:
+        """Write them now: no page may follow, if all are refused."""
+        if not self._stop.is_set():
+            self._group.create_task(self._write_robots())
+
+    async def _write_robots(self) -> None:
+        """Append the robots.txt files that have come to the WARC file."""
+        if self._outputs.warc is not None and (texts := self._robots.take()):
+            await self._in_archive(partial(self._outputs.warc.write_robots, texts))
+
+    async def _in_archive(self, write: Callable[[], _T]) -> _T:
+        """Call a method of the WARC file in a thread, one at a time."""
+        async with self._warc_lock:
+            writing = asyncio.ensure_future(asyncio.to_thread(write))
             cancelled = None
             while not writing.done():
                 try:

@@ -8,25 +8,30 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import io
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
 from aiohttp.connector import Connection
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.crawl.manifest import Folder, WarcPlace
+from gatekeeper.decision import Decision, State
 from gatekeeper.descriptors import is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
 from gatekeeper.page_rules import MAX_HTML
+
+if TYPE_CHECKING:
+    from gatekeeper.fetching.records import Record
 
 # --- waiting for a file descriptor -----------------------------------------------------------
 
@@ -368,6 +373,85 @@ def warc_writer() -> Any:
     return WARCWriter
 
 
+_MAX_ORIGINS = 100_000
+_MANY = 64
+_FIELDS = "application/warc-fields"
+
+
+class RobotsText(NamedTuple):
+    """What a WARC file gets of one robots.txt."""
+
+    url: str
+    """Where the text was read: the last hop, if it was redirected."""
+    at: datetime
+    about: dict[str, object]
+    """How it was retrieved."""
+    body: bytes | None
+    """None: there is no text."""
+
+
+class RobotsTexts:
+    """The files that a crawl obeys, as they come, for its WARC file. A listener of its gate."""
+
+    def __init__(self, many: Callable[[], object]) -> None:
+        """`many()` is called when many are to be written."""
+        self._many = many
+        self.unwritten: list[RobotsText] = []
+        self._seen: dict[str, tuple[float, str, str | None]] = {}
+        """By origin: when its file was retrieved, the outcome, and the digest of the text."""
+
+    def learnt(self, record: Record) -> None:
+        """Note a new record."""
+        self.note(record)
+
+    def rules_changed(self) -> None:
+        """Do nothing: a decision says which rule of the operator made it."""
+
+    def note(self, record: Record) -> str | None:
+        """Return the digest of the text of a record, None if there is none. It is to be written if
+        it is new."""
+        current, known = record.current, self._seen.get(record.origin)
+        if known is not None and known[0] == current.wall:
+            return known[2]
+        body = None if record.text is None else record.text.body()
+        digest = None if body is None else hashlib.sha256(body).hexdigest()
+        outcome = current.outcome.row.name
+        if known is None or known[1:] != (outcome, digest):
+            url = [f"{record.origin}/robots.txt", *current.hops][-1]
+            read = current if body is None or record.good is None else record.good
+            about = {"outcome": outcome, "status": current.status, "sha256": digest}
+            self.unwritten.append(RobotsText(url, utc(read.wall), about, body))
+            if len(self.unwritten) % _MANY == 0:
+                self._many()
+        urls.make_room(self._seen, _MAX_ORIGINS)
+        self._seen[record.origin] = current.wall, outcome, digest
+        return digest
+
+    def take(self) -> list[RobotsText]:
+        """Return what is to be written, and forget it."""
+        taken, self.unwritten = self.unwritten, []
+        return taken
+
+
+def about_page(
+    decision: Decision, robots: str | None, audit: tuple[str, int] | None
+) -> dict[str, object]:
+    """Return what the metadata record of a page says about why it could be requested.
+
+    `robots` is the digest of the robots.txt, `audit` the place of the grant in the audit record.
+    """
+    return {
+        "decision": decision.id,
+        "reason": decision.reason.value,
+        "user-agent": decision.user_agent,
+        "robots-line": None if decision.rule is None else decision.rule.line,
+        "robots-sha256": None if decision.state is State.OVERRIDE else robots,
+        "note": decision.note,
+        "audit-chain": None if audit is None else audit[0],
+        "audit-line": None if audit is None else audit[1],
+    }
+
+
 class Warc:
     """One WARC file, opened for appending. Use it as a context manager, while holding the lock.
 
@@ -462,9 +546,16 @@ class Warc:
             raise
 
     def write(
-        self, head: WarcHead, body: IO[bytes], *, size: int, cut: str | None = None
+        self,
+        head: WarcHead,
+        body: IO[bytes],
+        *,
+        size: int,
+        cut: str | None = None,
+        about: Mapping[str, object] | None = None,
     ) -> WarcPlace:
-        """Append the request and the response, and return their position.
+        """Append the request, the response and a metadata record with `about` (ISO 28500:2017
+        section 6.5), and return their position.
 
         `cut`: why the body is incomplete, as a value of WARC-Truncated.
         """
@@ -489,4 +580,47 @@ class Warc:
         )
         with self._rollback(file):
             self._writer.write_request_response_pair(request, response)
+            if about is not None:
+                self._write_metadata(head.url, common["WARC-Date"], about, response)
         return WarcPlace(self._name, offset, file.tell())
+
+    def write_robots(self, texts: Iterable[RobotsText]) -> None:
+        """Append each text as a `resource` (ISO 28500:2017 section 6.4: there is no response to
+        keep, as a text may come from an earlier run), and how it was retrieved as metadata."""
+        if (file := self._file) is None:
+            raise ValueError("the WARC file is not open")
+        for one in texts:
+            date, resource = f"{one.at:%Y-%m-%dT%H:%M:%S.%f}Z", None
+            with self._rollback(file):
+                if one.body is not None:
+                    resource = self._writer.create_warc_record(
+                        one.url,
+                        "resource",
+                        payload=io.BytesIO(one.body),
+                        length=len(one.body),
+                        warc_content_type="text/plain",
+                        warc_headers_dict={"WARC-Date": date},
+                    )
+                    self._writer.write_record(resource)
+                self._write_metadata(one.url, date, one.about, resource)
+
+    def _write_metadata(
+        self, url: str, date: str, about: Mapping[str, object], record: Any | None
+    ) -> None:
+        """Append a metadata record about another record of the same moment, if there is one."""
+        lines = (f"{name}: {value}" for name, value in about.items() if value is not None)
+        text = "".join(f"{' '.join(line.split())}\r\n" for line in lines).encode(errors="replace")
+        named = {}
+        if record is not None:
+            its_id = record.rec_headers.get_header("WARC-Record-ID")
+            named = {"WARC-Concurrent-To": its_id, "WARC-Refers-To": its_id}
+        self._writer.write_record(
+            self._writer.create_warc_record(
+                url,
+                "metadata",
+                payload=io.BytesIO(text),
+                length=len(text),
+                warc_content_type=_FIELDS,
+                warc_headers_dict={"WARC-Date": date, **named},
+            )
+        )

@@ -60,6 +60,9 @@ class GateAudit(PacingAudit, Protocol):
     def answered(self, lease: HeldLease, response: aiohttp.ClientResponse) -> None:
         """Note what the head of a response says about use."""
 
+    def place_of(self, lease: Lease) -> tuple[str, int] | None:
+        """Return the chain and the number of the line of a lease; None if it has none."""
+
     def refused(self, decision: Decision) -> None:
         """Note that a page was refused without asking for a lease."""
 

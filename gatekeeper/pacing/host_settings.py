@@ -224,11 +224,11 @@ class HostRules:
         """True if any rule matches a domain."""
         self._ended: list[HostRule] = []
         """The rules that have ended since `log_ended`."""
-        for rule in map(checked, rules):
-            match = match_named(rule.match)
-            if match in self._configured:
-                raise ConfigError(_twice("host", "match", rule.match))
-            self._configured[match] = rule
+        for given in rules:
+            rule = checked(given)
+            if rule.match in self._configured:
+                raise ConfigError(_twice("host", "match", given.match))
+            self._configured[rule.match] = rule
         for match in list(self._configured):
             self._choose(match)
 

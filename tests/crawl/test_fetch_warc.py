@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from warcio.archiveiterator import ArchiveIterator
 
+from gatekeeper.config import AuditConfig, HostRule, StorageConfig
 from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import ConfigError
-from tests.crawl.crawling import OPEN, ROBOTS, archived, fetch, manifest
+from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, archived, fetch, manifest
 from tests.internet import FakeInternet, Page, Raw
 
 NAMES = pytest.mark.parametrize("name", ["p.warc", "p.warc.gz"])
@@ -173,3 +179,140 @@ async def test_a_warc_file_with_the_name_of_a_file_of_the_folder_is_refused(
         with pytest.raises(ConfigError, match=rf"^--warc .*{name}: -o has its own file there; "):
             await fetch(internet, "http://a.test/x", output=folder, warc=path)
     assert list(folder.iterdir()) == []
+
+
+# -- why each page could be requested
+
+
+class Told(NamedTuple):
+    """A record that says something about another one."""
+
+    kind: str
+    url: str
+    text: str
+    """Of a metadata record: its fields."""
+    fields: dict[str, str]
+    record: str
+    refers_to: str | None
+    concurrent_to: str | None
+
+
+def told(path: Path, *kinds: str) -> list[Told]:
+    """Return the records of these kinds."""
+    found = []
+    with path.open("rb") as file:
+        for record in ArchiveIterator(file, check_digests="raise"):
+            get, text = record.rec_headers.get_header, record.content_stream().read().decode()
+            is_fields = get("Content-Type") == "application/warc-fields"
+            lines = [line.split(": ", 1) for line in text.splitlines()] if is_fields else []
+            names = "WARC-Record-ID", "WARC-Refers-To", "WARC-Concurrent-To"
+            url = get("WARC-Target-URI")
+            found.append(Told(record.rec_type, url, text, dict(lines), *map(get, names)))
+    return [one for one in found if one.kind in kinds]
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@NAMES
+async def test_each_page_names_its_decision_and_the_text_that_made_it(
+    internet: FakeInternet, tmp_path: Path, name: str
+) -> None:
+    rules = "User-agent: *\nAllow: /x\nDisallow: /\n"
+    site = internet.site("a.test").page("/x", "hello")
+    internet.site("b.test").page("/rules", rules)
+    site.on(ROBOTS, Page("", status=301, headers={"Location": "http://b.test/rules"}))
+    path = tmp_path / name
+    assert await fetch(internet, "http://a.test/x", warc=path, output=tmp_path / "out") == 0
+    (response,) = told(path, "response")
+    (page,) = [one for one in told(path, "metadata") if one.url == response.url]
+    assert page.refers_to == page.concurrent_to == response.record
+    decision = manifest(tmp_path / "out")["http://a.test/x"]["decision"]
+    assert page.fields == {
+        "decision": decision["id"],
+        "reason": "rule",
+        "user-agent": "examplebot",
+        "robots-line": "2",
+        "robots-sha256": sha256(rules),
+    }
+    (robots,) = told(path, "resource")
+    assert (robots.url, robots.text) == ("http://b.test/rules", rules)
+    (about,) = [one for one in told(path, "metadata") if one.url == robots.url]
+    assert about.refers_to == about.concurrent_to == robots.record
+    assert about.fields == {"outcome": "rules", "status": "200", "sha256": sha256(rules)}
+
+
+async def test_a_page_names_its_line_in_the_audit_record(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
+    config = replace(CONFIG, audit=AuditConfig(folder=str(tmp_path / "audit")))
+    path, asked = tmp_path / "p.warc", ("http://a.test/1", "http://a.test/2")
+    assert await fetch(internet, *asked, warc=path, config=config) == 0
+    (segment,) = (tmp_path / "audit").glob("*.jsonl.gz")
+    lines = [json.loads(line) for line in gzip.decompress(segment.read_bytes()).splitlines()]
+    pages = [one for one in told(path, "metadata") if "decision" in one.fields]
+    assert [one.url for one in pages] == list(asked)
+    for page in pages:
+        assert page.fields["audit-chain"] == segment.name.rpartition("-")[0]
+        line = lines[int(page.fields["audit-line"]) - 1]
+        assert (line["kind"], line["url"]) == ("grant", page.url)
+        assert line["decision"] == page.fields["decision"]
+        assert line["text"] == page.fields["robots-sha256"]
+
+
+async def test_the_robots_txt_of_each_origin_is_there_once_whatever_it_allows(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    closed = "User-agent: *\nDisallow: /\n"
+    internet.site("open.test").robots(OPEN).page("/1", "one").page("/2", "two")
+    internet.site("closed.test").robots(closed)
+    internet.site("none.test").page("/x", "no file")
+    urls = [f"http://open.test/{n}" for n in (1, 2)]
+    urls += ["http://closed.test/x", "http://none.test/x"]
+    path = tmp_path / "p.warc"
+    await fetch(internet, *urls, warc=path)
+    found = {one.url: one.text for one in told(path, "resource")}
+    assert found == {"http://open.test/robots.txt": OPEN, "http://closed.test/robots.txt": closed}
+    assert len(told(path, "resource")) == 2
+    (none,) = [one for one in told(path, "metadata") if one.url == "http://none.test/robots.txt"]
+    assert (none.fields, none.refers_to) == ({"outcome": "no_file", "status": "404"}, None)
+
+
+async def test_a_text_of_the_state_file_is_there_before_its_pages_are_unexplained(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
+    config = replace(CONFIG, storage=StorageConfig(path=str(tmp_path / "state.db")))
+    for number in (1, 2):
+        path = tmp_path / f"{number}.warc"
+        assert await fetch(internet, f"http://a.test/{number}", warc=path, config=config) == 0
+        assert [one.text for one in told(path, "resource")] == [OPEN]
+        (page,) = [one for one in told(path, "metadata") if "decision" in one.fields]
+        assert page.fields["robots-sha256"] == sha256(OPEN)
+    assert site.paths.count(ROBOTS) == 1
+
+
+async def test_a_crawl_that_is_refused_everywhere_keeps_every_text(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    names = [f"a{number}.test" for number in range(150)]
+    for name in names:
+        internet.site(name).robots(f"# {name}\nUser-agent: *\nDisallow: /\n")
+    path = tmp_path / "p.warc.gz"
+    await fetch(internet, *(f"http://{name}/" for name in names), warc=path)
+    assert {one.text.split()[1] for one in told(path, "resource")} == set(names)
+
+
+async def test_a_rule_of_the_operator_is_named_with_who_set_it(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /\n").page("/x", "ours")
+    rule = HostRule(match="a.test", robots="allow", by="Kim", reason="two\nlines")
+    path = tmp_path / "p.warc"
+    config = replace(CONFIG, host=(rule,))
+    assert await fetch(internet, "http://a.test/x", warc=path, config=config) == 0
+    (page,) = [one for one in told(path, "metadata") if "decision" in one.fields]
+    assert (page.fields["reason"], page.fields["note"]) == ("operator", "two lines (by Kim)")
+    assert "robots-sha256" not in page.fields
