@@ -390,13 +390,13 @@ class AuditRecord:
 
     def overrides_changed(self, source: str) -> None:
         """Write the operator's rules about hosts that came, changed or ended."""
-        known = self._rules
-        self._rules = {one.match: one for one in self._parts.scheduler.host_rules.entries()}
-        for match in {**known, **self._rules}:
-            before, rule = known.get(match), self._rules.get(match)
+        earlier, hosts = self._rules, self._parts.scheduler.host_rules
+        self._rules = {one.match: one for one in hosts.entries()}
+        for match in {**earlier, **self._rules}:
+            before, rule = earlier.get(match), self._rules.get(match)
             if rule == before:
                 continue
-            if before is not None and (rule is None or end_of(before) <= self._clock.wall() + 1.0):
+            if before is not None and before not in hosts.known(match):
                 self._override(before, self._rule_sources.pop(before, source), ended=True)
             if rule is not None:
                 self._override(rule, self._rule_sources.setdefault(rule, source), ended=False)

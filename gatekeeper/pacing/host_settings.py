@@ -264,10 +264,9 @@ class HostRules:
 
     def _choose(self, match: str) -> None:
         """Put the rule for a match in force, and drop those that have ended."""
-        configured = self._configured.get(match)
-        known = (*(() if configured is None else (configured,)), *self._set.get(match, ()))
+        known = self.known(match)
         self._ended += (over := [rule for rule in known if self._is_over(rule)])
-        if configured in over:
+        if self._configured.get(match) in over:
             del self._configured[match]
         self._set[match] = tuple(one for one in self._set.get(match, ()) if one not in over)
         if not self._set[match]:
@@ -303,6 +302,11 @@ class HostRules:
     def entries(self) -> list[HostRule]:
         """Return all rules in force, in no particular order."""
         return list(self._rules.values())
+
+    def known(self, match: str) -> tuple[HostRule, ...]:
+        """Return the rules for a match that are in force or can be again, the one in force last."""
+        configured = self._configured.get(match)
+        return (*(() if configured is None else (configured,)), *self._set.get(match, ()))
 
     def set_for(self, match: str) -> tuple[HostRule, ...]:
         """Return the rules that are set at run time for a match, the one in force last."""
