@@ -12,11 +12,21 @@ import itertools
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gatekeeper.audit.chain import CLOSED, OPEN, digest_of, text_path
+from gatekeeper.audit.chain import (
+    CLOSED,
+    OPEN,
+    SEAL,
+    SegmentName,
+    decode_line,
+    digest_of,
+    text_path,
+)
+from gatekeeper.gate.parts import FoundLine
 
 LARGE: Final = 65_536
 """A text of so many octets is not compressed, as that would delay the loop."""
@@ -80,6 +90,34 @@ def compress(path: Path, wall: float) -> None:
         os.fsync(file.fileno())  # the only copy from here on
     os.utime(target, (wall, wall))
     path.unlink()
+
+
+def count_segments(folder: Path) -> tuple[int, int]:
+    """Return how many segments a folder has, and their octets. For a thread. Raises OSError."""
+    found = [one for one in os.scandir(folder) if SegmentName.parse(one.name) is not None]
+    segments = [one for one in found if not one.name.endswith(SEAL)]
+    return len(segments), sum(one.stat().st_size for one in segments)
+
+
+def find_decision(folder: Path, chain: str, number: int, decision: str) -> FoundLine | None:
+    """Find a line about a decision in one segment of a chain. For a thread. Raises OSError.
+
+    None if there is none, or no such segment. It reads the whole segment, which `audit.rotate`
+    bounds: an index of ids would cost each line time and memory, for a question that is rare.
+    """
+    wanted = f'"decision":"{decision}"'.encode()
+    for suffix in (OPEN, CLOSED):
+        path = folder / str(SegmentName(chain, number, suffix))
+        with (
+            contextlib.suppress(FileNotFoundError, EOFError, zlib.error),
+            path.open("rb") if suffix == OPEN else gzip.open(path) as lines,
+        ):
+            for raw in lines:
+                if wanted in raw and raw.endswith(b"\n"):
+                    line = decode_line(raw)
+                    if line.get("decision") == decision:
+                        return FoundLine(chain, path.name, line)
+    return None
 
 
 class TextStore:

@@ -22,7 +22,7 @@ from aiohttp import ClientResponse
 
 from gatekeeper import http_fields, urls
 from gatekeeper.audit.chain import time_text
-from gatekeeper.audit.files import TextStore
+from gatekeeper.audit.files import TextStore, count_segments, find_decision
 from gatekeeper.audit.leases import (
     AuditedDecider,
     AuditedGrant,
@@ -38,7 +38,7 @@ from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import FileText, Record
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease import Lease, LeaseManager
-from gatekeeper.gate.parts import GateParts
+from gatekeeper.gate.parts import AuditStatus, FoundLine, GateParts
 from gatekeeper.gate.protocols import HeldLease
 from gatekeeper.gate.robots_pacing import RobotsLease
 from gatekeeper.pacing.grants import Grant
@@ -71,9 +71,11 @@ class AuditRecord:
         self._clock = clock
         audit = config.audit
         key = None if config.identity.key is None else read_signing_key(config.identity.key)
+        self._folder = Path(audit.folder or ".")
         self._writer = ChainWriter(audit, clock, self._start, key=key, closed=self._remove_old)
         self._removing = asyncio.Lock()
-        self._texts = TextStore(Path(audit.folder or "."))
+        self._texts = TextStore(self._folder)
+        self._finding = asyncio.Lock()
         self._refuses = audit.on_failure == "refuse"
         self._address = {"full": _whole, "path": _without_query, "digest": self._digest}[audit.urls]
         self._rules: dict[str, HostRule] = {}
@@ -269,6 +271,33 @@ class AuditRecord:
             grant.audit, grant.lease_id = self, fields["lease"]
             grant.place = self._writer.place
         return True
+
+    async def status(self) -> AuditStatus:
+        """Return the state of the record. Raises OSError."""
+        segments, size = await asyncio.to_thread(count_segments, self._folder)
+        writer = self._writer
+        at, line = writer.sealed or (None, None)
+        return AuditStatus(
+            folder=str(self._folder),
+            chain=writer.name,
+            lines=writer.lines,
+            failing=writer.failing,
+            refuses=self._refuses,
+            segments=segments,
+            size=size,
+            sealed_at=at,
+            sealed_line=line,
+            signed=self._config.identity.key is not None,
+        )
+
+    async def find(self, decision: str) -> FoundLine | None:
+        """Find a line about a decision in the open and the last closed segment. Raises OSError."""
+        async with self._finding:  # each reads a whole segment
+            for number in (self._writer.number, self._writer.number - 1):
+                place = self._folder, self._writer.name, number, decision
+                if (found := await asyncio.to_thread(find_decision, *place)) is not None:
+                    return found
+        return None
 
     def place_of(self, lease: Lease) -> tuple[str, int] | None:
         """Return the chain and the number of the line of a lease; None if it has none."""

@@ -109,6 +109,8 @@ class ChainWriter:
         """The name of the chain: HOST-PID-START."""
         self.place: tuple[str, int] = "", 0
         """The chain and the number of the latest line that is no seal."""
+        self.sealed: tuple[str, int] | None = None
+        """When the chain was last sealed, and the number of that line."""
         self.salt: str = ""
         """The salt of the digests of URLs."""
         self.failing: str | None = None
@@ -166,6 +168,16 @@ class ChainWriter:
         entry = self._entry("start", self._start(self))
         self._waiting.insert(0, entry)
         self._write()
+
+    @property
+    def number(self) -> int:
+        """The number of the open segment."""
+        return self._number
+
+    @property
+    def lines(self) -> int:
+        """The number of lines of the chain."""
+        return self._n
 
     async def close(self, reason: str) -> None:
         """Write what waits, the end and the last seal; compress the last segment."""
@@ -356,10 +368,11 @@ class ChainWriter:
             "key": None if key is None else key.public.keyid,
             "signature": None if key is None else sign_seal(key, self.name, n, self._prev),
         }
-        self._waiting.append(self._entry("seal", fields))
+        self._waiting.append(entry := self._entry("seal", fields))
         if not self._write(rotate=False):
             self._waiting.pop()
             return None
+        self.sealed = entry[0], n
         return self._folder / str(SegmentName(self.name, self._number))
 
     def _compress(self, path: Path) -> None:

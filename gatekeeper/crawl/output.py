@@ -384,7 +384,7 @@ class RobotsText(NamedTuple):
     url: str
     """Where the text was read: the last hop, if it was redirected."""
     at: datetime
-    about: dict[str, object]
+    about: Mapping[str, object]
     """How it was retrieved."""
     body: bytes | None
     """None: there is no text."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper.clock import Clock
@@ -44,6 +45,37 @@ class GateFollower(Protocol):
         """Called after the operator's rules about hosts changed at run time."""
 
 
+class FoundLine(NamedTuple):
+    """A line of the audit record."""
+
+    chain: str
+    segment: str
+    line: dict[str, Any]
+
+
+class AuditStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the audit record."""
+
+    folder: str
+    chain: str
+    """The name of the chain that this gate writes."""
+    lines: int
+    """Lines of that chain."""
+    failing: str | None
+    """Why nothing can be written at the moment; None: lines are written."""
+    refuses: bool
+    """Whether leases are refused while nothing can be written."""
+    segments: int
+    """Segments in the folder, of all chains."""
+    size: int
+    """Their octets."""
+    sealed_at: str | None
+    """When the chain was last sealed; None: never."""
+    sealed_line: int | None
+    signed: bool
+    """Whether its seals are signed."""
+
+
 class GateAudit(PacingAudit, Protocol):
     """The audit record of a gate (`audit.folder`).
 
@@ -62,6 +94,12 @@ class GateAudit(PacingAudit, Protocol):
 
     def place_of(self, lease: Lease) -> tuple[str, int] | None:
         """Return the chain and the number of the line of a lease; None if it has none."""
+
+    async def status(self) -> AuditStatus:
+        """Return the state of the record. Raises OSError."""
+
+    async def find(self, decision: str) -> FoundLine | None:
+        """Find a line about a decision in the open and the last closed segment. Raises OSError."""
 
     def refused(self, decision: Decision) -> None:
         """Note that a page was refused without asking for a lease."""

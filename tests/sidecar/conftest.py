@@ -18,6 +18,7 @@ import pytest
 
 from gatekeeper import Gatekeeper
 from gatekeeper.config import (
+    AuditConfig,
     Config,
     FleetConfig,
     GuardConfig,
@@ -181,12 +182,14 @@ async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable
             identity: dict[str, Any] | None = None,
             fleet: dict[str, Any] | None = None,
             host: list[dict[str, Any]] | None = None,
+            audit: dict[str, Any] | None = None,
             **server: Any,
         ) -> RunningService:
             config = Config(
                 host=Config.from_dict({"host": host or []}).host,
                 fleet=FleetConfig(**(fleet or {})),
                 identity=IdentityConfig(**(identity or {})),
+                audit=AuditConfig(**(audit or {})),
                 guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
                 pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),
                 server=ServerConfig(**({"log_decisions": "none"} | server)),

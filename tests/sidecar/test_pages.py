@@ -37,7 +37,7 @@ from tests.pacing_support import is_paused
 from tests.sidecar.demo import demo, furnish, waiter
 from tests.waiting_support import until
 
-PAGES = ("", "hosts", "hosts/a.test", "explain", "waiting", "live", "history", "config")
+PAGES = ("", "hosts", "hosts/a.test", "explain", "waiting", "live", "history", "audit", "config")
 ADMIN = Token(b"a" * 32, "olga", frozenset({Role.ADMIN, Role.CHECK}))
 CHECKER = Token(b"c" * 32, "carl", frozenset({Role.CHECK}))
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"

@@ -37,6 +37,7 @@ PAGES = (
     "waiting",
     "live",
     "history?origin=http://shop.test",
+    "audit",
     "config",
     "sign-in",
 )

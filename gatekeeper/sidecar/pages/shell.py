@@ -164,6 +164,7 @@ _PAGES: Final = (
     ("Waiting", "waiting"),
     ("Live", "live"),
     ("History", "history"),
+    ("Audit", "audit"),
     ("Config", "config"),
 )
 
@@ -202,10 +203,14 @@ class Page(NamedTuple):
         return "../" * self.path.count("/") or "./"
 
 
-def page_response(page: Page, visitor: Visitor | None, *, state: str, ready: bool) -> web.Response:
-    """Return the response with a page; `state` and `ready` are those of the service."""
+def page_response(
+    page: Page, visitor: Visitor | None, *, state: str, ready: bool, audit: bool = False
+) -> web.Response:
+    """Return the response with a page; `state` and `ready` are those of the service. `audit`: it
+    has an audit record."""
+    links = [(text, path) for text, path in _PAGES if audit or path != "audit"]
     return web.Response(
-        text=_document(page, visitor, state, ready),
+        text=_document(page, visitor, state, ready, links),
         status=page.status,
         content_type="text/html",
         charset="utf-8",
@@ -213,7 +218,9 @@ def page_response(page: Page, visitor: Visitor | None, *, state: str, ready: boo
     )
 
 
-def _document(page: Page, visitor: Visitor | None, state: str, ready: bool) -> Html:
+def _document(
+    page: Page, visitor: Visitor | None, state: str, ready: bool, links: list[tuple[str, str]]
+) -> Html:
     static = f"{page.root}static/{assets_hash()}/"
     styles = [
         markup('<link rel="stylesheet" href="{}{}">', static, one)
@@ -242,18 +249,20 @@ def _document(page: Page, visitor: Visitor | None, state: str, ready: bool) -> H
         styles,
         scripts,
         data,
-        _header(page, visitor, state, ready),
+        _header(page, visitor, state, ready, links),
         page.title,
         page.body,
     )
 
 
-def _header(page: Page, visitor: Visitor | None, state: str, ready: bool) -> Html:
+def _header(
+    page: Page, visitor: Visitor | None, state: str, ready: bool, links: list[tuple[str, str]]
+) -> Html:
     root, here = page.root, page.path.partition("/")[0].partition("?")[0]
-    links = []
-    for text, path in _PAGES:
+    items = []
+    for text, path in links:
         own = attributes(href=root + path, aria_current="page" if path == here else None)
-        links.append(markup("<li><a{}>{}</a></li>", own, text))
+        items.append(markup("<li><a{}>{}</a></li>", own, text))
     out = None
     if visitor is not None and visitor.cookie is not None:
         out = markup(
@@ -266,6 +275,6 @@ def _header(page: Page, visitor: Visitor | None, state: str, ready: bool) -> Htm
     return markup(
         '<header><span class="brand">gatekeeper</span>{}{}{}</header>',
         badge("ok" if ready else "bad", state, id_="state"),
-        visitor and markup('<nav aria-label="Pages"><ul>{}</ul></nav>', links),
+        visitor and markup('<nav aria-label="Pages"><ul>{}</ul></nav>', items),
         out,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from gatekeeper.sidecar.pages.shell import Page, Visitor
 
 if TYPE_CHECKING:
     from gatekeeper.client.wire import HostBody
+    from gatekeeper.gate.parts import AuditStatus
     from gatekeeper.pacing.waiters import ClockView
     from gatekeeper.sidecar.pages.state import LeaseView, Overview
     from gatekeeper.sidecar.routes.hosts import HostList, HostQuery
@@ -652,6 +654,53 @@ def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
     action = f"{root}leases/{quote(lease.id, safe='')}/drop"
     form = _action_form(visitor, action, "Drop this lease now")
     return html.details("Drop", markup("<p>{}</p>", consequence), form, class_="action")
+
+
+# --- the audit record -------------------------------------------------------------------------
+
+
+def audit_page(record: AuditStatus | None) -> Page:
+    """The state of the audit record, and how to get a report. `record`: None if it is off."""
+    if record is None:
+        badges: Child = [badge("warn", "off"), " audit.folder is not set: nothing is recorded."]
+        return Page("Audit record", "audit", html.paragraph(badges, class_="lead"))
+    state: Child = [badge("ok", "on"), " Each request is written before it may be sent."]
+    if record.failing is not None:
+        then = "no request starts" if record.refuses else "requests go on, and are missing in it"
+        state = [badge("bad", "failing"), f" {record.failing}: {then}."]
+    sealed = "not yet"
+    if record.sealed_at is not None:
+        by = "signed" if record.signed else "not signed"
+        sealed = f"line {number(record.sealed_line or 0)} at {record.sealed_at}, {by}"
+    rows: dict[str, Child] = {
+        "Folder": html.code(record.folder),
+        "Chain": html.code(record.chain),
+        "Lines of the chain": number(record.lines),
+        "Last seal of the chain": sealed,
+        "Segments in the folder": f"{number(record.segments)}, {number(record.size)} bytes",
+    }
+    folder = shlex.quote(record.folder)
+    commands = [
+        html.code(f"gatekeeper audit report {folder} -o report.html"),
+        html.code(f"gatekeeper audit verify {folder}"),
+        html.code(f"gatekeeper audit show {folder} HOST"),
+    ]
+    said = "On this machine, as a user who may read the folder:"
+    return Page(
+        "Audit record",
+        "audit",
+        [
+            html.paragraph(state, class_="lead"),
+            html.table(
+                "State of the audit record",
+                ("What", "Value"),
+                [row(html.row_head(name), html.text_cell(value)) for name, value in rows.items()],
+            ),
+            markup("<h2>Report, check, search</h2>{}", html.paragraph(said)),
+            html.items(commands),
+        ],
+        15.0,
+    )
 
 
 # --- settings ---------------------------------------------------------------------------------

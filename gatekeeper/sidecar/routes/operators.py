@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
 
+from gatekeeper import urls
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
 from gatekeeper.decision import Decision, Reason
+from gatekeeper.errors import InvalidURL
 from gatekeeper.sidecar.lease_requests import full
 from gatekeeper.sidecar.logs import DecisionEvent
 from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, retrievals
@@ -24,6 +28,7 @@ from gatekeeper.sidecar.reload import needs_restart
 from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Route, json_response
 
 if TYPE_CHECKING:
+    from gatekeeper.gate.parts import FoundLine, GateAudit
     from gatekeeper.sidecar.service import Service
 
 TICK: Final = 0.1
@@ -167,25 +172,98 @@ async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
 # --- decisions --------------------------------------------------------------------------------
 
 
+class RecordedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the audit record about a decision."""
+
+    chain: str
+    segment: str
+    n: int
+    """The number of the line in its chain."""
+    kind: str
+    line: int | None
+    """The line of the robots.txt that decided."""
+    text: str | None
+    """The digest of the robots.txt."""
+
+
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     """One of the latest decisions, with the client and the time."""
 
     time: UtcTime
     client: str
     request: str
-    """The id of the request, as in the log."""
+    """The id of the request, as in the log. Empty, as is the client, for one that only the audit
+    record still has."""
     decision: Decision
+    audit: RecordedLine | None = None
+    """Where the audit record has it, if it is no longer among the latest."""
+
+
+_DECISION_ID: Final = re.compile("[0-9a-f]{1,40}-[0-9a-f]{1,20}")
 
 
 async def get_decision(service: Service, call: Call) -> web.StreamResponse:
-    """One of the latest decisions, by its id."""
-    found = service.operators.feed.find(call.params["id"])
-    if found is None:
-        raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
-    return json_response(
-        PastDecision(
-            time=utc(found.at), client=found.client, request=found.request, decision=found.decision
+    """One of the latest decisions, by its id, or one that the audit record has."""
+    wanted = call.params["id"]
+    found = service.operators.feed.find(wanted)
+    if found is not None:
+        return json_response(
+            PastDecision(
+                time=utc(found.at),
+                client=found.client,
+                request=found.request,
+                decision=found.decision,
+            )
         )
+    audit = service.gate.parts.audit
+    if audit is None:
+        raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
+    if _DECISION_ID.fullmatch(wanted) and (line := await _recorded(audit, wanted)) is not None:
+        return json_response(_from_record(line))
+    where = f"gatekeeper audit show {service.config.audit.folder} {wanted[:64]}"
+    raise Problem(
+        404,
+        "not-found",
+        "no such decision among the latest, nor in the two latest segments of the audit record; "
+        f"search all of them: {where}",
+    )
+
+
+async def _recorded(audit: GateAudit, decision: str) -> FoundLine | None:
+    try:
+        return await audit.find(decision)
+    except (OSError, ValueError) as error:
+        raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
+
+
+def _from_record(found: FoundLine) -> PastDecision:
+    """Return a decision as its line has it: without what only the robots.txt knows."""
+    line = found.line
+    origin = ""
+    with contextlib.suppress(InvalidURL):  # a digest, or what was no URL
+        origin = urls.split(line["url"])[0]
+    decision = {
+        "verdict": line.get("verdict", "allow"),  # a grant has none
+        "reason": line["reason"],
+        "url": line["url"],
+        "origin": origin,
+        "user_agent": line["agent"],
+        "retry_at": line.get("retry_at"),
+        "id": line["decision"],
+    }
+    return PastDecision(
+        time=datetime.fromisoformat(line["t"]),
+        client="",
+        request="",
+        decision=msgspec.convert(decision, Decision),
+        audit=RecordedLine(
+            chain=found.chain,
+            segment=found.segment,
+            n=line["n"],
+            kind=line["kind"],
+            line=line.get("line"),
+            text=line.get("text"),
+        ),
     )
 
 
@@ -453,7 +531,9 @@ ROUTES = (
         answers={204: None},
         problems=(404, 503),
     ),
-    Route("GET", "/v1/decisions/{id}", get_decision, answers={200: PastDecision}, problems=(404,)),
+    Route(
+        "GET", "/v1/decisions/{id}", get_decision, answers={200: PastDecision}, problems=(404, 503)
+    ),
     Route(
         "GET",
         "/v1/events",

@@ -127,7 +127,8 @@ def _to_sign_in(call: Call) -> web.Response:
 
 def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
     state = service.phase if service.ready or service.phase != "serving" else "not ready"
-    response = shell.page_response(page, visitor, state=state, ready=service.ready)
+    audit = service.gate.parts.audit is not None
+    response = shell.page_response(page, visitor, state=state, ready=service.ready, audit=audit)
     # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
     # pages would exist in addition to the session's own, and outlive the sign-out.
     if visitor is not None and visitor.cookie is not None and "/" not in _path(call):
@@ -324,6 +325,17 @@ async def _versions(
     return await asyncio.to_thread(compare)
 
 
+async def audit(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/audit`"""
+    record = service.gate.parts.audit
+    if record is None:
+        return status_pages.audit_page(None)
+    try:
+        return status_pages.audit_page(await record.status())
+    except OSError as error:
+        raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
+
+
 async def config(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/config`"""
     return status_pages.config_page(operators.config_body(service))
@@ -430,6 +442,7 @@ ROUTES = (
     _public("GET", "/ui/waiting", _page(waiting, ADMIN)),
     _public("GET", "/ui/live", _page(live, ADMIN)),
     _public("GET", "/ui/history", _page(history, CHECK)),
+    _public("GET", "/ui/audit", _page(audit, ADMIN)),
     _public("GET", "/ui/config", _page(config, ADMIN)),
     _public("GET", "/ui/sign-in", _with_problem_pages(sign_in_page)),
     _public("POST", "/ui/sign-in", _with_problem_pages(sign_in)),
