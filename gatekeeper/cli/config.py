@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -51,6 +52,12 @@ def verify(settings: Settings) -> None:
 def _print_checked(settings: Settings, *, as_json: bool) -> None:
     if (warning := token_warning(settings.identity())) is not None:
         print(f"{NAME}: {warning}", file=sys.stderr)
+    from gatekeeper.pacing.host_settings import described, end_of  # noqa: PLC0415 - loads asyncio
+
+    for rule in settings.config.host:
+        if end_of(rule) <= time.time():
+            over = f"[[host]] match={rule.match!r} has ended, and is not in force"
+            print(f"{NAME}: {over}: {described(rule)}", file=sys.stderr)
     if as_json:
         print('{"ok":true}')
     else:

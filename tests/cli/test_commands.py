@@ -307,6 +307,19 @@ def test_config_check_of_a_wrong_file_names_the_setting(
     assert "delay" in error
 
 
+def test_config_check_names_a_rule_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gatekeeper.toml"
+    rule = '[[host]]\nmatch = "{}.example"\nrobots = "deny"\nuntil = {}-01-01T00:00:00Z\n'
+    path.write_text(rule.format("a", 2001) + rule.format("b", 2901), encoding="utf-8")
+    assert main(["config", "check", "--config", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        "gatekeeper: [[host]] match='a.example' has ended, and is not in force: "
+        "robots deny: until 2001-01-01T00:00:00Z\n"
+    )
+
+
 def test_t5_config_check_refuses_an_open_door(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
