@@ -428,8 +428,9 @@ class AuditRecord:
             if before is not None and before not in hosts.known(match):
                 self._override(before, self._rule_sources.pop(before, source), ended=True)
             if rule is not None:
-                self._override(rule, self._rule_sources.setdefault(rule, source), ended=False)
-        if len(self._rule_sources) > 2 * len(self._rules) + 100:  # most are of rules that are no more
+                fresh = "call" if source == "configuration" and hosts.set_for(match) else source
+                self._override(rule, self._rule_sources.setdefault(rule, fresh), ended=False)
+        if len(self._rule_sources) > 2 * len(self._rules) + 100:  # most rules are no more
             self._rule_sources = {one: self._rule_sources[one] for one in self._rules.values()}
 
     def _override(self, rule: HostRule, source: str, *, ended: bool) -> None:

@@ -659,7 +659,7 @@ class Scheduler:
     def _rules_changed(self, source: str, *matches: str, ended: bool = False) -> None:
         """Apply changed rules to the hosts in memory; they apply to others on creation."""
         self._on_rules(matches if ended else ())
-        if self._audit is not None:
+        if self._audit is not None and self._open:
             self._audit.overrides_changed(source)
         self._engine.follow_budgets()
         scopes = self._memory.scopes

@@ -29,7 +29,9 @@ async def test_each_end_of_a_rule_is_written_and_the_rule_that_is_in_force_again
         {"match": "a.example", "robots": "deny", "by": "file"},
         {"match": "b.example", "robots": "deny", "by": "file", "until": until},
     ]
-    async with ScriptedGate(config=config_of(folder, host=rules), clock=virtual_clock) as gate:
+    gate = ScriptedGate(config=config_of(folder, host=rules), clock=virtual_clock)
+    gate.override(HostRule(match="c.example", by="early"))
+    async with gate:
         gate.override(HostRule(match="A.example", robots="allow", by="Kim", reason="ours"))
         gate.override(HostRule(match="a.example", by="Lou"), seconds=50.0)
         virtual_clock.advance(50.0)
@@ -39,6 +41,7 @@ async def test_each_end_of_a_rule_is_written_and_the_rule_that_is_in_force_again
     assert told(lines) == [
         ("file", "configuration", False),
         ("file", "configuration", False),
+        ("early", "call", False),
         ("Kim", "call", False),
         ("Lou", "call", False),
         ("Lou", "call", True),
@@ -47,9 +50,9 @@ async def test_each_end_of_a_rule_is_written_and_the_rule_that_is_in_force_again
         ("file", "configuration", False),
         ("file", "configuration", True),
     ]
-    lou, ended = lines[3], lines[4]
+    kim, lou, ended = lines[3:6]
     assert ended["rule"] is None
     assert lou["until"] == ended["until"] < lines[-1]["until"]
     assert lines[-1]["match"] == "b.example"
     assert lines[-1]["until"] == f"{until:%Y-%m-%dT%H:%M:%S.%f}Z"
-    assert (lines[2]["reason"], lines[2]["until"], lines[2]["match"]) == ("ours", None, "a.example")
+    assert (kim["reason"], kim["until"], kim["match"]) == ("ours", None, "a.example")
