@@ -20,3 +20,21 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
                 return
             checks += 1
             await asyncio.sleep(0 if checks < 500 else 0.002)
+
+
+async def seen_in_time(
+    begin: Callable[[float], Awaitable[object]], holds: Callable[[], Awaitable[bool]]
+) -> None:
+    """Begin something that lasts for some seconds, and return once it is seen to hold.
+
+    A machine that is too busy to see it gets a second try, which lasts longer.
+    """
+    loop = asyncio.get_running_loop()
+    for seconds in (1.0, 5.0, 25.0):
+        await begin(seconds)
+        end = loop.time() + seconds
+        while loop.time() < end:
+            if await holds():
+                return
+            await asyncio.sleep(0.002)
+    raise AssertionError("it was never seen to hold")

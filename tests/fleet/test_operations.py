@@ -19,7 +19,7 @@ from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.fleet.conftest import FleetTime, Join, deafen
 from tests.fleet.server import Server
 from tests.internet import FakeInternet
-from tests.waiting_support import until
+from tests.waiting_support import seen_in_time, until
 
 URL = "http://a.test/x"
 TwoGates = tuple[Gatekeeper, Gatekeeper]
@@ -219,8 +219,12 @@ async def test_an_override_ends_on_all_members_and_then_the_one_below_it_is_in_f
     assert await other.allowed(URL)
     one.override(HostRule(match="a.test", robots="deny", reason="below"), seconds=3600)
     await until(lambda: denied(other))
-    other.override(HostRule(match="a.test", robots="allow", by="Kim", until=moment(2.0)))
-    await until(lambda: allowed(one))
+
+    async def allow(seconds: float) -> None:
+        rule = HostRule(match="a.test", robots="allow", by="Kim", until=moment(seconds))
+        other.override(rule)
+
+    await seen_in_time(allow, lambda: allowed(one))
     ledger = await join()
     late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
     async with late:
@@ -242,8 +246,15 @@ async def test_an_override_that_has_ended_comes_back_neither_from_the_store_nor_
     internet.site("a.test").robots("")
     texts = "HGETALL", "{gatekeeper}:overrides"
     async with one:
-        one.override(HostRule(match="a.test", robots="deny", by="Kim", until=moment(1.0)))
-        await until(lambda: b"Kim, until" in server.ask(*texts))
+
+        async def deny(seconds: float) -> None:
+            rule = HostRule(match="a.test", robots="deny", by="Kim", until=moment(seconds))
+            one.override(rule)
+
+        async def is_told() -> bool:
+            return b"Kim, until" in server.ask(*texts)
+
+        await seen_in_time(deny, is_told)
         await until(lambda: allowed(one))
         # Members of earlier versions, which know no end, are told what is in force again.
         await until(lambda: b"Kim" not in server.ask(*texts))

@@ -13,7 +13,7 @@ from gatekeeper.config import Config, HostRule
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.reload import refuse_new_groups
 from tests.internet import FakeInternet
-from tests.waiting_support import until
+from tests.waiting_support import seen_in_time, until
 
 
 @pytest.mark.parametrize("spelling", ["A.TEST", "a.test.", "http://a.test/x"])
@@ -125,9 +125,11 @@ async def test_an_override_is_in_force_until_it_ends_and_says_who_set_it(
         page = await response.text()
     assert "has a rule of the operator: robots deny: a &lt;complaint&gt; (by Kim) (until 20" in page
 
-    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-    assert (await service.post(path, {"robots": "allow", "until": soon}))[0] == 200
-    assert (await verdict(service))[0] == "allow"
+    async def allow(seconds: float) -> None:
+        soon = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+        assert (await service.post(path, {"robots": "allow", "until": soon}))[0] == 200
+
+    await seen_in_time(allow, lambda: is_again(service, "allow"))
     await until(lambda: is_again(service, "deny"))
     assert (await service.post(path, {"seconds": 0}))[1]["clocks"] == []
     assert await verdict(service) == ("allow", None)

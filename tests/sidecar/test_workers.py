@@ -34,7 +34,7 @@ from gatekeeper.sidecar.workers import Workers
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
 from tests.sidecar.conftest import Sidecar, collect
-from tests.waiting_support import until
+from tests.waiting_support import seen_in_time, until
 
 OPEN, CLOSED = "User-agent: *\nAllow: /\n", "User-agent: *\nDisallow: /\n"
 QUIET = {"GATEKEEPER_SERVER_LOG_DECISIONS": "none", "GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"}
@@ -221,11 +221,15 @@ async def test_workers_learn_of_an_override_and_of_its_end(start: Any, origin: s
     assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
     assert (await sidecar.post(path, rule | {"seconds": 3600}))[0] == 200
     assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
-    assert (await sidecar.post(path, {"robots": "allow", "seconds": 2}))[0] == 200
-    assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
-    async with asyncio.timeout(20):
-        while await verdicts(sidecar, f"{origin}/a") != {"deny"}:
-            await asyncio.sleep(0.05)
+
+    async def allow(seconds: float) -> None:
+        assert (await sidecar.post(path, {"robots": "allow", "seconds": seconds}))[0] == 200
+
+    async def answers(wanted: str) -> bool:
+        return await verdicts(sidecar, f"{origin}/a") == {wanted}
+
+    await seen_in_time(allow, lambda: answers("allow"))
+    await until(lambda: answers("deny"))
 
 
 async def test_a_unix_socket_and_tokens_work_with_workers(

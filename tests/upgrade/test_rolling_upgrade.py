@@ -16,6 +16,7 @@ from tests.conformance.test_process import Process
 from tests.fleet.server import Server
 from tests.internet import FakeInternet
 from tests.upgrade.conftest import MakeMember, Member
+from tests.waiting_support import seen_in_time
 
 HOSTS = tuple(f"127.0.0.{number}" for number in range(21, 27))
 TEXT = "User-agent: *\nDisallow: /private/\n"
@@ -130,6 +131,23 @@ async def told(member: Member, url: str, wanted: list[str | None]) -> None:
             assert found[0] in ("allow", "deny")
 
 
+async def brief(
+    one: Member, rule: dict[str, str], url: str, other: Member, note: str
+) -> list[str | None]:
+    """Set a rule for a short time, and return what the other member says once its note is so."""
+    found: list[str | None] = []
+
+    async def begin(seconds: float) -> None:
+        await one("override", rule, seconds)
+
+    async def holds() -> bool:
+        found[:] = await other("note", url)
+        return (found[1] or "").startswith(note) and (bool(note) or found[1] is None)
+
+    await seen_in_time(begin, holds)
+    return found
+
+
 async def test_members_of_the_earlier_version_obey_a_rule_that_ends_and_never_bring_it_back(
     internet: FakeInternet, member: MakeMember, server: Server
 ) -> None:
@@ -143,12 +161,11 @@ async def test_members_of_the_earlier_version_obey_a_rule_that_ends_and_never_br
         # A rule of the earlier version, and one with an end over it.
         await old("override", complaint)
         await told(new, url, ["deny", "a complaint"])
-        await new("override", {"match": host, "robots": "allow", "by": "Kim"}, 2.0)
-        found = await new("note", url)
+        permission = {"match": host, "robots": "allow", "by": "Kim"}
+        found = await brief(new, permission, url, new, "by Kim, until 20")
         assert found[0] == "allow"
-        assert found[1].startswith("by Kim, until 20")
         # The earlier version would never end a permission: it obeys the file meanwhile.
-        await told(old, url, ["allow", None])
+        await brief(new, permission, url, old, "")
         async with member("this", settings) as late:
             for one in (old, new, late):
                 await told(one, url, ["deny", "a complaint"])
@@ -156,10 +173,8 @@ async def test_members_of_the_earlier_version_obey_a_rule_that_ends_and_never_br
         await new("override", {"match": host}, 0)
         for one in (new, old):
             await told(one, url, ["allow", None])
-        await new("override", complaint, 3.0)
-        note = (await new("note", url))[1]
-        assert note.startswith("a complaint (until 20")
-        await told(old, url, ["deny", note])
+        found = await brief(new, complaint, url, old, "a complaint (until 20")
+        assert found[0] == "deny"
         await told(new, url, ["allow", None])
         await told(old, url, ["allow", None])
         # Neither the store's loss nor another member brings it back.
@@ -180,9 +195,8 @@ async def test_a_rule_whose_members_have_gone_stays_a_refusal_for_the_earlier_ve
     settings = {"fleet": {"url": server.url, "namespace": "gone"}}
     async with member("earlier", settings) as old:
         async with member("this", settings) as new:
-            await new("override", {"match": host, "robots": "deny"}, 1.0)
-            note = (await new("note", url))[1]
-            await told(old, url, ["deny", note])
+            refusal = {"match": host, "robots": "deny"}
+            assert (await brief(new, refusal, url, old, "until 20"))[0] == "deny"
         # Nobody is left who knows the end: the earlier version goes on refusing.
         async with member("this", settings) as new:
             await told(new, url, ["allow", None])
