@@ -385,3 +385,21 @@ async def test_a_configured_rule_ends_before_and_while_the_gate_is_open(
             assert await gate.allowed("http://b.test/")
 
     await internet.drive(run())
+
+
+async def test_the_interval_of_a_rule_says_who_set_it_and_until_when(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            until = moment(clock, 3600.0)
+            gate.override(HostRule(match="*.test", interval=50.0, by="Kim", until=until))
+            assert await pace(gate, clock) == pytest.approx(50.0)
+            shown = f"(by Kim, until {until:%Y-%m-%dT%H:%M:%SZ})"
+            views = {view.source: view for view in await gate.why("a.test")}
+            assert views[f"operator: 50 s for *.test {shown}"].kind == "interval"
+            assert views["robots obey, interval 50.0: by Kim"].until == until
+
+    await internet.drive(run())
