@@ -612,7 +612,10 @@ class Gatekeeper:
     def _follow_fleet(self, match: str, rules: tuple[HostRule, ...]) -> None:
         """Apply the rules for a match that another member of the fleet set."""
         self._scheduler.put_rules(match, rules, "fleet")
-        if len(self._scheduler.host_rules.set_for(match)) < len(rules):  # some have ended already
+        known = self._scheduler.host_rules
+        told = "the operator's rule for %s is now, by another member of the fleet: %s"
+        _log.info(told, match, described(known.in_force(match)))
+        if len(known.set_for(match)) < len(rules):  # some have ended already
             self._on_rules([match])
 
     def _on_rules(self, ended: Sequence[str]) -> None:
