@@ -262,10 +262,12 @@ async def test_an_override_that_has_ended_comes_back_neither_from_the_store_nor_
             if lost:
                 server.ask("FLUSHALL")
                 await until(lambda: b"obey" in server.ask(*texts))
+            heard: list[str] = []
             ledger = await join()
+            ledger.overrides.follow(lambda match, _rules, heard=heard: heard.append(match))
             late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
             async with late:
-                await until(lambda ledger=ledger: ledger.overrides._followed)
+                await until(lambda heard=heard: heard)
                 assert await late.allowed(URL)
                 assert await one.allowed(URL)
                 assert not late.parts.scheduler.host_rules.entries()
