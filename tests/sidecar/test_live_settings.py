@@ -48,6 +48,7 @@ OTHER: dict[str, Any] = {
     "pacing.address_interval": 0.5,
     "pacing.domain_interval": 0.5,
     "storage.path": "/nowhere/state.sqlite",
+    "audit.folder": "/nowhere/audit",
     "server.diagnostics": "127.0.0.2:8751",
     "server.host": "127.0.0.2",
     "server.socket": "/nowhere/socket",
