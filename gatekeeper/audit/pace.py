@@ -1,0 +1,215 @@
+"""Checks that no request of an audit record came too early: by the intervals, blocks and pauses of
+each scope, over the chains of all gates that share it.
+
+The memory that it takes grows with the number of scopes and of open leases, not of lines.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from gatekeeper.audit.lines import BlockLine, GrantLine, OutcomeLine, PauseLine
+
+TOLERANCE: Final = 0.1
+"""Seconds by which clocks of two processes may differ, unless the caller says otherwise."""
+SLACK: Final = 0.002
+"""Seconds by which a start may precede the end of the interval, on the one clock of a process:
+lines tell microseconds, and a start is written a moment after it is due."""
+_NAME_IS_GONE: Final = "no such name"
+"""Reason of a block that a request for robots.txt lifts: it shows whether the name exists again."""
+_MAX_OPEN: Final = 100_000
+"""Leases without an outcome that are kept. Of more, the oldest count from their grant."""
+_MAX_STARTS: Final = 64
+"""Starts of a scope that are kept while leases of it are open."""
+_INF: Final = float("inf")
+
+
+class LeaseStart(msgspec.Struct, gc=False):
+    """The start of one request in one scope. A place is the file and `n` of its grant."""
+
+    wall: float
+    mono: float
+    interval: float
+    chain: int
+    file: str
+    n: int
+
+
+class ScopeLog(msgspec.Struct):
+    """What is known about one scope."""
+
+    starts: list[LeaseStart] = msgspec.field(default_factory=list)
+    """The last ones, ordered by time."""
+    open: int = 0
+    """Leases without an outcome yet."""
+    blocked_until: float = 0.0
+    blocked_since: float = 0.0
+    blocked_by: int = -1
+    """The chain that says so."""
+    block_reason: str | None = None
+    paused: bool = False
+
+
+class PendingLease(msgspec.Struct):
+    """A grant whose outcome is still to come."""
+
+    wall: float
+    mono: float
+    chain: int
+    file: str
+    n: int
+    scopes: list[tuple[ScopeLog, str, float]]
+    """The log, the name and the interval of each."""
+
+
+class TooEarly(msgspec.Struct, frozen=True):
+    """A request that came too early, with the place of its grant."""
+
+    file: str
+    n: int
+    text: str
+
+
+class Pace:
+    """Follows the grants, outcomes and blocks of all chains, in the order of time."""
+
+    def __init__(self, tolerance: float = TOLERANCE) -> None:
+        self.tolerance: float = tolerance
+        self.compared: int = 0
+        """Pairs of starts in one scope that were compared."""
+        self.requests: int = 0
+        self.unused: int = 0
+        """Leases that sent no request."""
+        self.without_outcome: int = 0
+        """Leases that count from their grant."""
+        self.scopes: dict[str, ScopeLog] = {}
+        self._open: dict[tuple[int, str], PendingLease] = {}
+
+    def _log(self, scope: str) -> ScopeLog:
+        log = self.scopes.get(scope)
+        if log is None:
+            log = self.scopes[scope] = ScopeLog()
+        return log
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Iterator[TooEarly]:
+        """Note a grant. Yield what is wrong with it."""
+        scopes = [(self._log(one.scope), one.scope, one.interval) for one in line.scopes]
+        for log, name, _ in scopes:
+            if (log.blocked_until > wall or log.paused) and (
+                wrong := self._held(log, line, wall, chain)
+            ):
+                yield TooEarly(file, line.n, f"{name} is {wrong}")
+            log.open += 1
+        if len(self._open) >= _MAX_OPEN:
+            yield from self._close(next(iter(self._open)), None)
+        key = (chain, line.lease)
+        if key in self._open:
+            yield TooEarly(file, line.n, "it has the id of a lease that has not ended")
+            yield from self._close(key, None)
+        self._open[key] = PendingLease(wall, line.m, chain, file, line.n, scopes)
+
+    def outcome(self, line: OutcomeLine, chain: int) -> Iterator[TooEarly]:
+        """Note the outcome of a lease. Yield what is wrong."""
+        key = (chain, line.lease)
+        if key not in self._open:
+            return  # its grant was erased, or stands in a segment that was removed
+        if line.start is None:
+            self.unused += 1
+            for log, _, _ in self._open.pop(key).scopes:
+                log.open -= 1
+        else:
+            yield from self._close(key, line.start.timestamp())
+
+    def end(self, chain: int) -> Iterator[TooEarly]:
+        """Note the end of a chain: leases without an outcome count from their grant."""
+        for key in [key for key in self._open if key[0] == chain]:
+            self.without_outcome += 1
+            yield from self._close(key, None)
+
+    def block(self, line: BlockLine, wall: float, chain: int) -> None:
+        """Note a block, or that it is lifted."""
+        log = self._log(line.scope)
+        until = wall if line.until is None else line.until.timestamp()
+        if until <= wall:
+            log.blocked_until = 0.0
+        elif until > log.blocked_until:
+            log.blocked_until, log.blocked_since = until, wall
+            log.blocked_by, log.block_reason = chain, line.reason
+
+    def pause(self, line: PauseLine, wall: float, chain: int) -> None:
+        """Note a pause, or its end."""
+        log = self._log(line.scope)
+        log.paused = not line.ended
+        log.blocked_since, log.blocked_by, log.block_reason = wall, chain, line.reason
+
+    # --- the checks -----------------------------------------------------------------------------
+
+    def _held(self, log: ScopeLog, line: GrantLine, wall: float, chain: int) -> str:
+        """Return why a grant may not have been given; empty if it may."""
+        slack = SLACK if chain == log.blocked_by else self.tolerance
+        if wall < log.blocked_since + (0.0 if chain == log.blocked_by else slack):
+            return ""
+        if log.paused:
+            return "paused"
+        if line.robots and log.block_reason == _NAME_IS_GONE:
+            return ""
+        left = log.blocked_until - wall
+        return f"blocked for {left:.3f} s more" if left > slack else ""
+
+    def _close(self, key: tuple[int, str], start: float | None) -> Iterator[TooEarly]:
+        """End a lease whose request was sent at `start`; None: at its grant, as far as is known."""
+        lease = self._open.pop(key)
+        wall = lease.wall if start is None else start
+        mono = lease.mono + (wall - lease.wall)
+        self.requests += 1
+        if wall < lease.wall - SLACK:
+            yield TooEarly(
+                lease.file, lease.n, f"its request began {lease.wall - wall:.3f} s before it"
+            )
+        for log, name, interval in lease.scopes:
+            log.open -= 1
+            one = LeaseStart(wall, mono, interval, lease.chain, lease.file, lease.n)
+            yield from self._insert(name, log, one)
+
+    def _insert(self, name: str, log: ScopeLog, one: LeaseStart) -> Iterator[TooEarly]:
+        """Put a start among those of its scope, and compare it with its neighbours."""
+        starts = log.starts
+        place = len(starts)
+        if starts and one.wall < starts[-1].wall:
+            place = bisect.bisect_right(starts, one.wall, key=attrgetter("wall"))
+        starts.insert(place, one)
+        if place:
+            yield from self._compare(name, starts[place - 1], one)
+        if place + 1 < len(starts):
+            yield from self._compare(name, one, starts[place + 1])
+        if not log.open:
+            del starts[:-1]
+        elif len(starts) > _MAX_STARTS:
+            del starts[: -_MAX_STARTS // 2]
+
+    def _compare(self, name: str, before: LeaseStart, one: LeaseStart) -> Iterator[TooEarly]:
+        self.compared += 1
+        gap, wanted = one.wall - before.wall, one.interval
+        slack = SLACK + wanted * 0.001  # a clock is adjusted by half of that at most
+        tolerance = self.tolerance if before.chain != one.chain else max(slack, self.tolerance)
+        if gap < wanted - tolerance:
+            yield TooEarly(
+                one.file,
+                one.n,
+                f"{name} was asked {gap:.3f} s after line {before.n} of {before.file}; "
+                f"the interval in force is {wanted:.3f} s",
+            )
+        elif before.chain == one.chain and one.mono - before.mono < wanted - slack:
+            yield TooEarly(
+                one.file,
+                one.n,
+                f"{name} was asked {one.mono - before.mono:.3f} s after line {before.n} by the "
+                f"monotonic clock; the interval in force is {wanted:.3f} s",
+            )
