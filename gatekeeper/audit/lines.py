@@ -245,12 +245,13 @@ _decoder = msgspec.json.Decoder(Line)
 def read_line(raw: bytes) -> Line:
     """Return a line, given without its newline. Raises BadLine, which says what is wrong."""
     try:
-        line: Line = _decoder.decode(raw)
+        try:
+            line: Line = _decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            decode_line(raw)  # whether it is a line at all is what people want to know first
+            raise BadLine(str(error)) from error
     except RecursionError as error:
-        raise BadLine("not a line: it is nested too deeply") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        decode_line(raw)  # whether it is a line at all is what people want to know first
-        raise BadLine(str(error)) from error
+        raise BadLine("nested too deeply") from error
     return line
 
 

@@ -328,8 +328,8 @@ class ChainReader:
         self.seals += 1
         self.signed_by.add(line.key)
         wrong = ""
-        if line.first != first:
-            wrong = f"it says that its segment began at line {line.first}, not {first}"
+        if line.first != first or line.lines != line.n - 1:
+            wrong = f"it counts lines {line.first} to {line.lines}, not {first} to {line.n - 1}"
         elif self._keys:
             key = self._keys.get(line.key or "")
             if line.signature is None:

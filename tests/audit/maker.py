@@ -54,8 +54,9 @@ class Maker:
         self.number, self.n, self.prev, self.first = 1, 0, NO_DIGEST, 1
         self.texts: dict[str, str | None] = {}
         self.leases = 0
+        self.batch = 1  # lines that are written together
+        self.waiting: list[bytes] = []
         folder.mkdir(exist_ok=True)
-        self.file = self.path.open("ab")
         if start:
             self.line(
                 "start",
@@ -86,10 +87,17 @@ class Maker:
         """Write a line, and return its number."""
         self.n += 1
         raw = encode_line(self.n, self.prev, time_text(self.now), self.m, kind, fields)
-        self.file.write(raw + b"\n")
-        self.file.flush()
+        self.waiting.append(raw + b"\n")
+        if len(self.waiting) >= self.batch:
+            self.save()
         self.prev = digest_of(raw)
         return self.n
+
+    def save(self) -> None:
+        """Write the lines that wait."""
+        with self.path.open("ab") as file:
+            file.write(b"".join(self.waiting))
+        self.waiting = []
 
     # --- what a gate does -----------------------------------------------------------------------
 
@@ -213,13 +221,13 @@ class Maker:
         n, prev = self.n + 1, self.prev
         self.line(
             "seal",
-            lines=n,
+            lines=n - 1,
             first=self.first,
             reason=reason,
             key=None if self.key is None else self.key.public.keyid,
             signature=None if self.key is None else sign_seal(self.key, self.name, n, prev),
         )
-        self.file.close()
+        self.save()
         closed = self.path
         self.number, self.first = self.number + 1, self.n + 1
         if compressed:
@@ -227,8 +235,6 @@ class Maker:
                 gzip.compress(closed.read_bytes(), mtime=0)
             )
             closed.unlink()
-        if reason != "end":
-            self.file = self.path.open("ab")
         return n
 
     def close(self) -> None:
