@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from cachetools import LRUCache
+from msgspec.structs import replace
 
 from gatekeeper.audit.chain import digest_of, text_path
 from gatekeeper.audit.lines import (
@@ -34,6 +35,7 @@ from gatekeeper.fetching.outcomes import (
     Fallback,
     Outcome,
     OutcomeRow,
+    classify_body,
     fallback_while_unreachable,
     parser_input,
 )
@@ -58,6 +60,14 @@ _OWN: Final = frozenset(
 )
 """Deferrals for a cause that no file shows."""
 _GUARD: Final = frozenset({Reason.BLOCKED, Reason.INVALID_URL, Reason.EGRESS_POLICY})
+MAX_WRITTEN: Final = 8_192
+"""Characters of a URL that are written; a longer one is cut."""
+_NOT_THERE: Final = "its file is not in the record"
+_BY_TEXT: Final = frozenset(
+    {Reason.RULE, Reason.NO_RULE, Reason.OUTSIDE_VISIT_TIME, Reason.EMPTY_FILE}
+)
+_REPLACED: Final = timedelta(seconds=5.0)
+"""Time for which the file before may have decided: the loop was busy, or a worker process asked."""
 _BY_QUERY: Final = frozenset("?*$")
 """A rule without these characters says the same with any query."""
 _S = TypeVar("_S", bound=msgspec.Struct)
@@ -71,6 +81,8 @@ class KnownFile(NamedTuple):
     current: RobotsLine
     good: RobotsLine | None
     """The last one that was a file, or a definite absence."""
+    before: KnownFile | None = None
+    """What was known before the current one."""
 
 
 class ChainState:
@@ -165,9 +177,15 @@ class DecisionCheck:
     def robots(self, state: ChainState, line: RobotsLine) -> str:
         """Note a file that came into force. Return what is wrong with it, or ""."""
         outcome = Outcome.named(line.outcome)
+        good: RobotsLine | None = line
         before = state.files.get(line.origin)
-        good = before.good if before is not None else None
-        state.files[line.origin] = KnownFile(line, line if outcome.good else good)
+        if not outcome.good:
+            good = None if before is None else before.good
+            if line.text is not None and (good is None or good.text != line.text):
+                # It failed, and an earlier text is known, such as one from the state file.
+                good = replace(line, outcome=_outcome_of(state, line.text))
+        before = None if before is None else before._replace(before=None)
+        state.files[line.origin] = KnownFile(line, good, before)
         if outcome is Outcome.INTERNAL and line.outcome != outcome.row.name:
             return f"an outcome that this version does not know: {printable(line.outcome, 60)}"
         if line.text is None or bytes.fromhex(line.text) in self._seen:
@@ -232,21 +250,43 @@ class DecisionCheck:
             said = said._replace(text=None)  # no file was asked
         else:
             known = state.files.get(target.origin)
-            if known is None and (state.partial or verdict is Verdict.DEFER):
-                why = "the lines of its file were removed" if state.partial else "no file yet"
-                self.not_checked[why] += 1
-                return Judgement(host=target.host)
-            if known is None:
+            if known is None and not state.partial and verdict is not Verdict.DEFER:
                 return Judgement(f"no line before it has a robots.txt of {target.origin}")
-            ruled, asked = self._by_file(state, known, line, verdict, target)
-        if said in ruled:
-            self.checked += 1
-            return Judgement(asked=asked, host=target.host)
-        if state.urls == "path" and said.text == ruled[-1].text and self._by_query(state, line):
-            self.not_checked["the query is not recorded"] += 1
+            uncertain = _NOT_THERE if known is None else self._uncertain(known, line, verdict)
+            if known is None or uncertain:
+                self.not_checked[uncertain] += 1
+                return Judgement(host=target.host)
+            ruled, asked = self._by_files(state, known, line, verdict, target)
+        if said not in ruled and self._not_whole(state, line, ruled[-1]):
+            self.not_checked["the URL is not recorded as a whole"] += 1
             return Judgement(asked=asked, host=target.host)
         self.checked += 1
-        return Judgement(f"{said}, but it has to be {ruled[-1]}", asked, target.host)
+        wrong = "" if said in ruled else f"{said}, but it has to be {ruled[-1]}"
+        return Judgement(wrong, asked, target.host)
+
+    @staticmethod
+    def _uncertain(known: KnownFile, line: Judged, verdict: Verdict) -> str:
+        """Return why the file that decided is not known; empty if it is."""
+        if line.text is None and line.reason in _BY_TEXT and not isinstance(line, GrantLine):
+            return "its line does not name the file, which was replaced meanwhile"
+        failed = known.good is None and known.current.source != "network"
+        if failed and verdict is not Verdict.DEFER:
+            return _NOT_THERE
+        return ""
+
+    def _by_files(
+        self, state: ChainState, known: KnownFile, line: Judged, verdict: Verdict, target: Target
+    ) -> tuple[list[_Said], float | None]:
+        """Return what the file may say, what it says now last, and what interval it asks for.
+
+        A lease may be granted by the file that was replaced a moment before its line was written.
+        """
+        before = known.before
+        if before is not None and line.t - known.current.t < _REPLACED:
+            ruled, asked = self._by_file(state, before, line, verdict, target)
+            if _Said(verdict, line.reason, line.line, line.text) in ruled:
+                return ruled, asked
+        return self._by_file(state, known, line, verdict, target)
 
     def _by_override(self, state: ChainState, host: str, line: Judged) -> list[_Said] | None:
         """Return what the operator's override says; None if the file decides."""
@@ -298,9 +338,11 @@ class DecisionCheck:
             asked = None if None in rates else min(rate for rate in rates if rate is not None)
         return _Said.of(ruled, good.text), asked
 
-    def _by_query(self, state: ChainState, line: Judged) -> bool:
-        """Return True if the query of a URL may decide: then its path alone tells nothing."""
-        if line.text is None:
+    def _not_whole(self, state: ChainState, line: Judged, ruled: _Said) -> bool:
+        """Return True if what the record leaves out of a URL may decide."""
+        if len(line.url) >= MAX_WRITTEN:
+            return True
+        if state.urls != "path" or line.text is None or line.text != ruled.text:
             return False
         policy, _ = self._policy(state, line.text, line.agent)
         groups = policy.robots.groups
@@ -328,6 +370,15 @@ class _Said(NamedTuple):
 
 _ANY_TIME: Final = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 _NO_TEXT: Final = digest_of(b"")
+
+
+def _outcome_of(state: ChainState, digest: str) -> str:
+    """Return the outcome of an earlier retrieval of a text."""
+    try:
+        body = read_text(state.folder, digest)
+    except WrongText:
+        return Outcome.RULES.row.name  # it is reported where its digest is checked
+    return classify_body(Outcome.RULES, body, truncated=False).row.name
 
 
 def read_text(folder: Path, digest: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,17 @@ class LeaseStart(msgspec.Struct, gc=False):
     n: int
 
 
+class HeldScope(NamedTuple):
+    """A block or a pause of a scope, in seconds since 1970."""
+
+    scope: str
+    since: float
+    until: float
+    own: bool
+    """The process of the lease itself said so."""
+    paused: bool
+
+
 class ScopeLog(msgspec.Struct):
     """What is known about one scope."""
 
@@ -54,6 +65,11 @@ class ScopeLog(msgspec.Struct):
     block_reason: str | None = None
     paused: bool = False
 
+    def hold(self, scope: str, chain: int) -> HeldScope:
+        """Return the block or pause that is in force, as the gate of a chain sees it."""
+        own = chain == self.blocked_by
+        return HeldScope(scope, self.blocked_since, self.blocked_until, own, self.paused)
+
 
 class PendingLease(msgspec.Struct):
     """A grant whose outcome is still to come."""
@@ -65,6 +81,8 @@ class PendingLease(msgspec.Struct):
     n: int
     scopes: list[tuple[ScopeLog, str, float]]
     """The log, the name and the interval of each."""
+    holds: list[HeldScope]
+    """The blocks and pauses that the record has before the grant."""
 
 
 class TooEarly(msgspec.Struct, frozen=True):
@@ -101,11 +119,15 @@ class Pace:
     def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Iterator[TooEarly]:
         """Note a grant. Yield what is wrong with it."""
         scopes = [(self._log(one.scope), one.scope, one.interval) for one in line.scopes]
-        for log, name, _ in scopes:
-            if (log.blocked_until > wall or log.paused) and (
-                wrong := self._held(log, line, wall, chain)
-            ):
-                yield TooEarly(file, line.n, f"{name} is {wrong}")
+        holds = [
+            HeldScope(
+                name, log.blocked_since, log.blocked_until, chain == log.blocked_by, log.paused
+            )
+            for log, name, _ in scopes
+            if (log.blocked_until > wall or log.paused)
+            and not (line.robots and log.block_reason == _NAME_IS_GONE)
+        ]
+        for log, _, _ in scopes:
             log.open += 1
         if len(self._open) >= _MAX_OPEN:
             yield from self._close(next(iter(self._open)), None)
@@ -113,7 +135,7 @@ class Pace:
         if key in self._open:
             yield TooEarly(file, line.n, "it has the id of a lease that has not ended")
             yield from self._close(key, None)
-        self._open[key] = PendingLease(wall, line.m, chain, file, line.n, scopes)
+        self._open[key] = PendingLease(wall, line.m, chain, file, line.n, scopes, holds)
 
     def outcome(self, line: OutcomeLine, chain: int) -> Iterator[TooEarly]:
         """Note the outcome of a lease. Yield what is wrong."""
@@ -151,17 +173,16 @@ class Pace:
 
     # --- the checks -----------------------------------------------------------------------------
 
-    def _held(self, log: ScopeLog, line: GrantLine, wall: float, chain: int) -> str:
-        """Return why a grant may not have been given; empty if it may."""
-        slack = SLACK if chain == log.blocked_by else self.tolerance
-        if wall < log.blocked_since + (0.0 if chain == log.blocked_by else slack):
-            return ""
-        if log.paused:
-            return "paused"
-        if line.robots and log.block_reason == _NAME_IS_GONE:
-            return ""
-        left = log.blocked_until - wall
-        return f"blocked for {left:.3f} s more" if left > slack else ""
+    def _held(self, lease: PendingLease, wall: float) -> Iterator[TooEarly]:
+        """Yield the blocks and pauses in which a request began."""
+        for one in lease.holds:
+            slack = SLACK if one.own else self.tolerance
+            if wall < one.since + (0.0 if one.own else slack):
+                continue  # it was granted before
+            left = one.until - wall
+            if one.paused or left > slack:
+                text = "paused" if one.paused else f"blocked for {left:.3f} s more"
+                yield TooEarly(lease.file, lease.n, f"{one.scope} is {text}")
 
     def _close(self, key: tuple[int, str], start: float | None) -> Iterator[TooEarly]:
         """End a lease whose request was sent at `start`; None: at its grant, as far as is known."""
@@ -169,10 +190,7 @@ class Pace:
         wall = lease.wall if start is None else start
         mono = lease.mono + (wall - lease.wall)
         self.requests += 1
-        if wall < lease.wall - SLACK:
-            yield TooEarly(
-                lease.file, lease.n, f"its request began {lease.wall - wall:.3f} s before it"
-            )
+        yield from self._held(lease, wall)
         for log, name, interval in lease.scopes:
             log.open -= 1
             one = LeaseStart(wall, mono, interval, lease.chain, lease.file, lease.n)

@@ -84,7 +84,10 @@ WRONG: dict[str, tuple[str, Callable[[Maker], object]]] = {
     "another text is said to decide": ("decision", lambda m: m.page(f"{A}/x", text="0" * 64)),
     "an earlier file decides": (
         "decision",
-        lambda m: (m.robots(A, "User-agent: *\nAllow: /"), m.page(f"{A}/x", text=m.first_text)),
+        lambda m: (
+            m.robots(A, "User-agent: *\nAllow: /"),
+            m.wait(10.0).page(f"{A}/x", reason="no_rule", line=None, text=m.first_text),
+        ),
     ),
     "an operator is named without an override": (
         "decision",
@@ -221,7 +224,7 @@ def test_what_stands_in_place_of_a_file_decides(tmp_path: Path) -> None:
     maker.page(f"{A}/1", 1.0, reason="empty_file")
     maker.robots(B, None, outcome="access_restricted", status=403)
     maker.refused(f"{B}/1", verdict="deny", reason="access_restricted")
-    maker.robots(B, None, outcome="server_error", status=503, since=at(0))
+    maker.wait(10.0).robots(B, None, outcome="server_error", status=503, since=at(0))
     maker.refused(f"{B}/1", verdict="defer", reason="server_error")
     maker.robots(A, None, outcome="timeout", status=None, since=at(0), source="state")
     maker.wait(43_200.0).page(f"{A}/2", 1.0, reason="empty_file")  # the last good one, after 12 h
@@ -279,7 +282,7 @@ def test_without_queries_a_rule_about_queries_is_counted_as_not_checked(tmp_path
 
     report = verified(maker.folder)
     assert report.ok
-    assert report.decisions_not_checked == {"the query is not recorded": 1}
+    assert report.decisions_not_checked == {"the URL is not recorded as a whole": 1}
 
 
 def test_with_digests_of_urls_starts_are_still_compared(tmp_path: Path) -> None:
