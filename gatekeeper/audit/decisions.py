@@ -261,7 +261,7 @@ class DecisionCheck:
             self.not_checked["the URL is not recorded as a whole"] += 1
             return Judgement(asked=asked, host=target.host)
         self.checked += 1
-        wrong = "" if said in ruled else f"{said}, but it has to be {ruled[-1]}"
+        wrong = "" if said in ruled else f"it says {said}; made again it is {ruled[-1]}"
         return Judgement(wrong, asked, target.host)
 
     @staticmethod
@@ -363,9 +363,9 @@ class _Said(NamedTuple):
         return cls(ruling.verdict, ruling.reason, line, text)
 
     def __str__(self) -> str:
-        line = "" if self.line is None else f" (line {self.line})"
-        text = "" if self.text is None else f" by {self.text[:12]}"
-        return f"{self.verdict}: {printable(str(self.reason), 60)}{line}{text}"
+        line = "" if self.line is None else f", line {self.line}"
+        text = "" if self.text is None else f" of robots.txt {self.text[:12]}..."
+        return f"{self.verdict} ({printable(str(self.reason), 60)}{line}{text})"
 
 
 _ANY_TIME: Final = datetime.fromisoformat("2000-01-01T00:00:00+00:00")

@@ -64,6 +64,9 @@ class ScopeLog(msgspec.Struct):
     """The chain that says so."""
     block_reason: str | None = None
     paused: bool = False
+    shortest: float = _INF
+    """The shortest time between two starts in seconds, and the interval in force then."""
+    interval_then: float = 0.0
 
     def hold(self, scope: str, chain: int) -> HeldScope:
         """Return the block or pause that is in force, as the gate of a chain sees it."""
@@ -203,10 +206,12 @@ class Pace:
         if starts and one.wall < starts[-1].wall:
             place = bisect.bisect_right(starts, one.wall, key=attrgetter("wall"))
         starts.insert(place, one)
-        if place:
-            yield from self._compare(name, starts[place - 1], one)
-        if place + 1 < len(starts):
-            yield from self._compare(name, one, starts[place + 1])
+        for at in (place, place + 1):
+            if 0 < at < len(starts):
+                before, after = starts[at - 1], starts[at]
+                if (gap := after.wall - before.wall) < log.shortest:
+                    log.shortest, log.interval_then = gap, after.interval
+                yield from self._compare(name, before, after)
         if not log.open:
             del starts[:-1]
         elif len(starts) > _MAX_STARTS:

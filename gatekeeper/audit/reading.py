@@ -173,6 +173,11 @@ def why(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def moment_text(at: datetime) -> str:
+    """Return a time for people, in UTC to the second."""
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
 class ChainReader:
     """Reads one chain. What does not fit is reported, and reading goes on behind it.
 

@@ -9,12 +9,11 @@ against the owner of the files.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from gatekeeper.audit.chain import SegmentName
 from gatekeeper.audit.decisions import ChainState, DecisionCheck, Judged, Judgement
 from gatekeeper.audit.lines import (
     BlockLine,
@@ -31,7 +30,14 @@ from gatekeeper.audit.lines import (
     StartLine,
 )
 from gatekeeper.audit.pace import TOLERANCE, Pace, TooEarly
-from gatekeeper.audit.reading import AuditDifference, ChainEntry, ChainReader, merged, read_chains
+from gatekeeper.audit.reading import (
+    AuditDifference,
+    ChainEntry,
+    ChainReader,
+    merged,
+    moment_text,
+    read_chains,
+)
 from gatekeeper.clock import utc
 from gatekeeper.signing import PublicKey
 from gatekeeper.urls import printable
@@ -128,11 +134,11 @@ def verify(
     `tolerance`: seconds by which the clocks of two processes may differ. Raises ConfigError for a
     folder that can't be read or has no chain.
     """
-    return _Verification(list(folders), version, keys, tolerance).run()
+    return Verification(list(folders), version, keys, tolerance).run()
 
 
-class _Verification:
-    """One run of `verify`."""
+class Verification:
+    """One run of `verify`, and what it knows at its end."""
 
     def __init__(
         self, folders: list[Path], version: str, keys: Sequence[PublicKey], tolerance: float
@@ -166,8 +172,8 @@ class _Verification:
         n = 0 if entry.line is None else entry.line.n
         self.add(AuditDifference(what, entry.file, n, text))
 
-    def run(self) -> VerifyReport:
-        """Read everything, and return the result."""
+    def run(self, observe: Callable[[ChainEntry, Line], object] | None = None) -> VerifyReport:
+        """Read everything, and return the result. `observe` is called with each line."""
         result = self.result
         first = last = None
         for entry in merged(self.readers):
@@ -181,8 +187,10 @@ class _Verification:
             last = entry.wall
             self.kinds[type(line).__struct_config__.tag] += 1  # type: ignore[index]
             self.look(entry, line)
+            if observe is not None:
+                observe(entry, line)
         if first is not None and last is not None:
-            result.first, result.last = f"{utc(first):%FT%TZ}", f"{utc(last):%FT%TZ}"
+            result.first, result.last = moment_text(utc(first)), moment_text(utc(last))
         self.compare_erasures()
         self.sum_up()
         return result
@@ -273,7 +281,7 @@ class _Verification:
         folder = self.readers[entry.chain].files.folder
         self.erasures.setdefault((folder, line.segment), []).extend(line.lines)
         if len(self.result.erased_by) < MAX_DIFFERENCES:
-            at = f"{utc(entry.wall):%FT%TZ}"
+            at = moment_text(utc(entry.wall))
             host, by, why = (printable(one, 200) for one in (line.host, line.by, line.reason))
             self.result.erased_by.append(f"{at} {by}: {host} ({why}), in {line.segment}")
 
@@ -325,17 +333,12 @@ def _summary(reader: ChainReader) -> ChainSummary:
         chain=reader.files.name,
         lines=reader.count,
         sealed=0 if seal is None else seal.n,
-        sealed_at=None if seal is None else f"{seal.t:%FT%TZ}",
+        sealed_at=None if seal is None else moment_text(seal.t),
         key=None if seal is None else seal.key,
         behind=reader.last - (0 if seal is None else seal.n),
         torn=reader.torn,
         ended=reader.ended,
     )
-
-
-def segment_of(name: SegmentName) -> str:
-    """Return the name by which an erasure names a segment, compressed or not."""
-    return str(SegmentName(name.chain, name.number))
 
 
 # --- for people -----------------------------------------------------------------------------------
