@@ -75,7 +75,7 @@ class RobotsLine(ChainLine, frozen=True, kw_only=True, tag="robots"):
     outcome: str
     status: int | None
     hops: Sequence[Address]
-    validators: Any
+    validators: dict[str, str | None] | None
     fetched_at: Time | None
     expires_at: Time | None
     size: int | None
@@ -115,7 +115,7 @@ class OutcomeLine(ChainLine, frozen=True, kw_only=True, tag="outcome"):
     start: Time | None
     """When the request was sent; None: it was not."""
     head: Time | None
-    end: Any
+    end: Time
     status: int | None
     retry_after: float | None
     size: int | None
@@ -153,7 +153,8 @@ class OmittedLine(ChainLine, frozen=True, kw_only=True, tag="omitted"):
     """Lines that were left out."""
 
     count: int
-    since: Time | None
+    since: Time
+    why: str
 
 
 class OverrideLine(ChainLine, frozen=True, kw_only=True, tag="override"):

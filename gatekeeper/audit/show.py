@@ -46,7 +46,7 @@ class ShownLine(msgspec.Struct, frozen=True):
     """The line itself."""
 
 
-class Question:
+class AskedFor:
     """What somebody asks about: a URL, a host, or the id of a lease or a decision."""
 
     def __init__(self, what: str) -> None:
@@ -66,7 +66,7 @@ class Question:
 class _Finder:
     """Picks the lines of one chain that the question is about."""
 
-    def __init__(self, question: Question, folder: Path) -> None:
+    def __init__(self, question: AskedFor, folder: Path) -> None:
         self.question = question
         self.folder = folder
         self._start: StartLine | None = None
@@ -230,7 +230,7 @@ def lines_about(folders: Sequence[Path], what: str) -> Iterator[ShownLine]:
     Raises InvalidURL for a text with `://` that is no URL, and ConfigError for a folder that can't
     be read or has no chain. Damage is passed over: see `verify`.
     """
-    question = Question(what)
+    question = AskedFor(what)
     readers = read_chains(folders, lambda _difference: None)
     finders = [_Finder(question, one.files.folder) for one in readers]
     for entry in merged(readers):

@@ -421,7 +421,7 @@ def fields(kind: str, moment: float, **given: Any) -> Any:
         given |= {"url": "", "agent": "", "robots": False, "decision": None, "reason": None}
         given |= {"line": None, "text": None}
     else:
-        given |= {"head": None, "end": None, "status": None, "retry_after": None, "size": None}
+        given |= {"head": None, "end": utc(moment), "status": None, "retry_after": None, "size": None}
         given |= {"signed": False, "signals": {}}
     from gatekeeper.audit.lines import read_line
 
