@@ -21,7 +21,9 @@ from msgspec.structs import replace
 from gatekeeper.audit.chain import digest_of, text_path
 from gatekeeper.audit.lines import (
     DecidedLine,
+    ErasedLine,
     GrantLine,
+    Line,
     OverrideLine,
     RefusedLine,
     RobotsLine,
@@ -89,7 +91,7 @@ class ChainState:
     """What the lines of one chain have said so far."""
 
     def __init__(self, folder: Path, *, partial: bool = False) -> None:
-        """`partial`: its first lines were removed, so what they said is not known."""
+        """`partial`: lines were removed or erased, so what they said is not known."""
         self.folder: Path = folder
         self.partial: bool = partial
         self.files: dict[str, KnownFile] = {}
@@ -103,15 +105,22 @@ class ChainState:
         self.fetch: FetchConfig = FetchConfig()
         self.pacing: PacingConfig = PacingConfig()
 
-    def start(self, line: StartLine) -> None:
-        """Apply a start line."""
+    def note(self, line: Line) -> None:
+        """Apply a line that changes how later ones are read."""
+        if isinstance(line, StartLine):
+            self._start(line)
+        elif isinstance(line, OverrideLine):
+            self._override(line)
+        elif isinstance(line, ErasedLine):
+            self.partial = True
+
+    def _start(self, line: StartLine) -> None:
         self.urls, self.version = line.urls, line.gatekeeper
         self.robots = _section(line.settings, "robots", RobotsConfig)
         self.fetch = _section(line.settings, "fetch", FetchConfig)
         self.pacing = _section(line.settings, "pacing", PacingConfig)
 
-    def override(self, line: OverrideLine) -> None:
-        """Apply an override that came into force, or its end."""
+    def _override(self, line: OverrideLine) -> None:
         if line.ended:
             self.overrides.pop(line.match, None)
         else:

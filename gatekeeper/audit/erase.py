@@ -168,12 +168,21 @@ def is_written(path: Path) -> bool:
         return path.name.endswith(OPEN)
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def _host(text: str) -> str:
+    """Return the name of a host as lines have it. Raises ConfigError."""
+    with suppress(InvalidURL):
+        target = parse(f"http://{text}/")
+        if target.path == "/" and target.port == 80 and not target.userinfo:
+            return target.host
+    raise ConfigError(f"{text!r} is no host; give a name, such as www.example.org")
 
 
 def erase(
@@ -184,10 +193,7 @@ def erase(
     `by` and `reason` stand in the erasure; `key` signs its seal. Raises ConfigError for what is no
     host, or a folder without a record, and OSError if a file can't be written.
     """
-    try:
-        host = parse(f"http://{host}/").host
-    except InvalidURL as error:
-        raise ConfigError(f"{host!r} is no host; give a name, such as www.example.org") from error
+    host = _host(host)
     report = ErasureReport(host=host)
     search = _Search(host, report)
     chains = find_chains([folder])
@@ -275,8 +281,10 @@ def _replace(segment: _Segment) -> None:
     def copy(write: Callable[[bytes], object]) -> None:
         first, last = next(spans)
         for octets, digest, whole in raw_lines(segment.path):
-            if octets is None or not whole:
-                raise ConfigError(f"{segment.path}: a line is too long, or cut off: see verify")
+            if not whole:
+                return  # a torn line, which is no part of the chain
+            if octets is None:
+                raise ConfigError(f"{segment.path}: a line is too long to be kept: see `verify`")
             n = 0
             with suppress(BadLine):
                 n = read_line(octets).n

@@ -23,11 +23,9 @@ from gatekeeper.audit.lines import (
     Line,
     OmittedLine,
     OutcomeLine,
-    OverrideLine,
     PauseLine,
     RefusedLine,
     RobotsLine,
-    StartLine,
 )
 from gatekeeper.audit.pace import TOLERANCE, Pace, TooEarly
 from gatekeeper.audit.reading import (
@@ -216,16 +214,12 @@ class Verification:
                 self.pace.block(line, wall, entry.chain)
             case PauseLine():
                 self.pace.pause(line, wall, entry.chain)
-            case StartLine():
-                state.start(line)
-            case OverrideLine():
-                state.override(line)
             case OmittedLine():
                 self.result.omitted += line.count
             case ErasureLine():
                 self.erasure(entry, line)
             case _:
-                pass
+                state.note(line)
 
     def judge(self, entry: ChainEntry, line: Judged) -> Judgement:
         """Make a decision again, and report how it differs."""

@@ -44,6 +44,7 @@ class Maker:
         at: float = BEGIN,
         key: SigningKey | None = None,
         urls: str = "full",
+        salt: str | None = None,
         version: str = __version__,
         settings: dict[str, Any] | None = None,
         chains: tuple[dict[str, Any], ...] = (),
@@ -69,7 +70,7 @@ class Maker:
                 config="0" * 64,
                 settings=settings or {"robots": {"dialect": "auto"}, "pacing": {}, "fetch": {}},
                 urls=urls,
-                salt=None,
+                salt=salt,
                 chains=list(chains),
             )
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gatekeeper import __version__
 from gatekeeper.audit import decisions, pace
 from gatekeeper.audit.chain import text_path, time_text
+from gatekeeper.audit.lines import read_line
 from gatekeeper.audit.verify import BOUNDARY, VerifyReport, lines_of, verify
 from gatekeeper.cli import main
 from tests.audit.maker import BEGIN, Maker
@@ -421,10 +422,14 @@ def fields(kind: str, moment: float, **given: Any) -> Any:
         given |= {"url": "", "agent": "", "robots": False, "decision": None, "reason": None}
         given |= {"line": None, "text": None}
     else:
-        given |= {"head": None, "end": utc(moment), "status": None, "retry_after": None, "size": None}
+        given |= {
+            "head": None,
+            "end": utc(moment),
+            "status": None,
+            "retry_after": None,
+            "size": None,
+        }
         given |= {"signed": False, "signals": {}}
-    from gatekeeper.audit.lines import read_line
-
     return read_line(json.dumps(common | given).encode())
 
 
@@ -462,7 +467,7 @@ def test_the_command_prints_differences_and_exits_1(
     assert main(["audit", "verify", str(maker.folder)]) == 1
     out = capsys.readouterr().out
     first = out.splitlines()[0]
-    assert f"{maker.path}: line {maker.n - 1}: decision: allow" in first
+    assert f"{maker.path}: line {maker.n - 1}: decision: it says allow" in first
     assert out.replace("\n", "").isprintable()
 
     assert main(["audit", "verify", str(maker.folder), "--json"]) == 1

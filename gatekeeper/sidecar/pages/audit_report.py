@@ -179,12 +179,17 @@ def _host_row(one: HostRow, head: Html) -> Html:
         html.num(number(one.requests)),
         html.num(number(one.refused)),
         html.num(number(one.failed)),
-        html.num("-" if one.shortest is None else html.duration(one.shortest)),
-        html.num("-" if one.interval is None else html.duration(one.interval)),
+        html.num(_gap(one.shortest)),
+        html.num(_gap(one.interval)),
         html.text_cell(one.asked[:200]),
         html.num(number(one.blocks)),
         html.num(number(one.bytes)),
     )
+
+
+def _gap(seconds: float | None) -> str:
+    """Return seconds to the millisecond: a gap is compared with what was asked for."""
+    return "-" if seconds is None else f"{seconds:,.3f}".rstrip("0").rstrip(".") + " s"
 
 
 def _refusals(report: AuditReport) -> Iterable[Child]:
