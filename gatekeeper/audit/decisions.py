@@ -7,12 +7,14 @@ What a record can't show is counted by its reason, as `not_checked`.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from cachetools import LRUCache
@@ -50,6 +52,7 @@ MAX_TEXT: Final = 67_108_864
 """Octets of a text that are read. `fetch.max_body` is far below it."""
 _CACHED_OCTETS: Final = 67_108_864
 """Octets of texts whose policies are kept."""
+_CACHED_STARTS: Final = 1_000
 _POLICY_OCTETS: Final = 4_000
 """What a policy takes beside its text, roughly."""
 _MOMENT: Final = timedelta(seconds=TRANSIT_SECONDS)
@@ -70,8 +73,9 @@ _BY_TEXT: Final = frozenset(
 )
 _REPLACED: Final = timedelta(seconds=5.0)
 """Time for which the file before may have decided: the loop was busy, or a worker process asked."""
-_BY_QUERY: Final = frozenset("?*$")
-"""A rule without these characters says the same with any query."""
+_SPECIAL: Final = re.compile(r"[?*$]")
+"""A rule without these characters says the same with any query; so does one whose part before the
+first of them does not fit the path."""
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 Judged = GrantLine | RefusedLine | DecidedLine
@@ -179,6 +183,8 @@ class DecisionCheck:
         self._policies: LRUCache[tuple[Any, ...], tuple[Policy, float | None]] = LRUCache(
             _CACHED_OCTETS, getsizeof=lambda one: one[0].robots.size + _POLICY_OCTETS
         )
+        self._starts: LRUCache[tuple[Any, ...], tuple[bytes, ...]] = LRUCache(_CACHED_STARTS)
+        """Of a text, how the rules begin that a query may matter to."""
         self._seen: set[bytes] = set()
 
     # --- texts --------------------------------------------------------------------------------
@@ -240,7 +246,8 @@ class DecisionCheck:
         except InvalidURL as error:
             return Judgement(f"its URL is none: {error}")
         if isinstance(line, GrantLine) and line.robots:
-            self.not_checked["requests for robots.txt"] += 1
+            own = is_robots_txt(target.path)
+            self.not_checked["requests for robots.txt" if own else "redirects of robots.txt"] += 1
             return Judgement(host=target.host)
         try:
             return self._compare(state, line, verdict, target)
@@ -266,7 +273,7 @@ class DecisionCheck:
                 self.not_checked[uncertain] += 1
                 return Judgement(host=target.host)
             ruled, asked = self._by_files(state, known, line, verdict, target)
-        if said not in ruled and self._not_whole(state, line, ruled[-1]):
+        if self._not_whole(state, line, target, ruled[-1]):
             self.not_checked["the URL is not recorded as a whole"] += 1
             return Judgement(asked=asked, host=target.host)
         self.checked += 1
@@ -347,15 +354,20 @@ class DecisionCheck:
             asked = None if None in rates else min(rate for rate in rates if rate is not None)
         return _Said.of(ruled, good.text), asked
 
-    def _not_whole(self, state: ChainState, line: Judged, ruled: _Said) -> bool:
+    def _not_whole(self, state: ChainState, line: Judged, target: Target, ruled: _Said) -> bool:
         """Return True if what the record leaves out of a URL may decide."""
+        if ruled.text is None or (state.urls != "path" and len(line.url) < MAX_WRITTEN):
+            return False
         if len(line.url) >= MAX_WRITTEN:
             return True
-        if state.urls != "path" or line.text is None or line.text != ruled.text:
-            return False
-        policy, _ = self._policy(state, line.text, line.agent)
-        groups = policy.robots.groups
-        return any(_BY_QUERY & set(rule.value) for group in groups for rule in group.rules)
+        key = (ruled.text, line.agent, state.robots, "special")
+        starts: tuple[bytes, ...] | None = self._starts.get(key)
+        if starts is None:
+            groups = self._policy(state, ruled.text, line.agent)[0].robots.groups
+            values = {rule.value for group in groups for rule in group.rules}
+            parts = (_SPECIAL.split(one, maxsplit=1)[0] for one in values if _SPECIAL.search(one))
+            starts = self._starts[key] = tuple({unquote_to_bytes(one) for one in parts})
+        return unquote_to_bytes(target.path).startswith(starts)
 
 
 class _Said(NamedTuple):

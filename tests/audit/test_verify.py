@@ -276,14 +276,27 @@ def test_without_queries_a_rule_about_paths_is_still_checked(tmp_path: Path) -> 
     assert [one.what for one in verified(maker.folder).differences] == ["decision"]
 
 
-def test_without_queries_a_rule_about_queries_is_counted_as_not_checked(tmp_path: Path) -> None:
+def test_without_queries_a_rule_that_a_query_may_matter_to_is_counted_as_not_checked(
+    tmp_path: Path,
+) -> None:
     maker = Maker(tmp_path / "audit", urls="path")
-    maker.robots(A, "User-agent: *\nDisallow: /*?sort=\n")
-    maker.refused(f"{A}/list", verdict="deny", reason="rule", line=2)
+    maker.robots(A, "User-agent: *\nDisallow: /lis%74/*?sort=\nDisallow: /end$\n")
+    maker.refused(f"{A}/list/x", verdict="deny", reason="rule", line=2)
+    maker.refused(f"{A}/list/y")  # it may have had a query as well
+    maker.refused(f"{A}/end")
+    maker.refused(f"{A}/other")
 
     report = verified(maker.folder)
     assert report.ok
-    assert report.decisions_not_checked == {"the URL is not recorded as a whole": 1}
+    assert report.decisions_not_checked == {"the URL is not recorded as a whole": 3}
+    assert report.decisions == 1
+
+
+def test_a_url_that_is_cut_is_counted_as_not_checked(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit")
+    maker.robots(A, "User-agent: *\nDisallow: /*end\n")
+    maker.refused(f"{A}/".ljust(decisions.MAX_WRITTEN, "x"), verdict="deny", reason="rule", line=2)
+    assert verified(maker.folder).decisions_not_checked == {"the URL is not recorded as a whole": 1}
 
 
 def test_with_digests_of_urls_starts_are_still_compared(tmp_path: Path) -> None:

@@ -26,6 +26,25 @@ svg text { fill: var(--soft); font-size: 14px; }
 """
 
 
+_WORDS: Final = {
+    "rule": "a line of robots.txt decided",
+    "no_rule": "robots.txt has no line about the page, so it may be fetched",
+    "no_file": "the site has no robots.txt, so its pages may be fetched",
+    "empty_file": "robots.txt is empty, so its pages may be fetched",
+    "operator": "a rule that a person set decided, see below",
+    "outside_visit_time": "robots.txt allows visits at other hours only",
+    "access_restricted": "the site showed its robots.txt only to those who log in",
+    "server_error": "robots.txt could not be read, because the server failed",
+    "rate_limited": "the site said that requests came too often",
+    "timeout": "the site did not answer in time",
+    "dns_nxdomain": "there is no host of that name",
+    "long_unreachable": "robots.txt could not be read for very long, while pages were served",
+    "budget": "the crawler's own limit for a day was reached",
+    "blocked": "the crawler may not ask this address",
+}
+"""Common reasons in plain words."""
+
+
 def report_page(report: AuditReport) -> str:
     """Return the report as an HTML document."""
     verified = report.verified
@@ -194,13 +213,21 @@ def _gap(seconds: float | None) -> str:
 
 def _refusals(report: AuditReport) -> Iterable[Child]:
     yield markup("<h2>Refused, by reason</h2>")
-    yield _counts("Refused, by reason", "Reason", report.refused, "Nothing was refused.")
+    yield _reasons("Refused, by reason", report.refused, "Nothing was refused.")
     yield markup("<h2>Fetched, by reason</h2>")
-    yield _counts("Fetched, by reason", "Reason", report.allowed, "No page was fetched.")
+    yield _reasons("Fetched, by reason", report.allowed, "No page was fetched.")
     yield markup("<h2>What was found in place of robots.txt</h2>")
     yield _counts("Outcomes of robots.txt", "Outcome", report.files, "No robots.txt was read.")
     yield markup("<h2>How the sites answered</h2>")
     yield _counts("Statuses", "Status", report.statuses, "There was no response.")
+
+
+def _reasons(caption: str, counts: Mapping[str, int], empty: str) -> Html:
+    rows = (
+        row(html.row_head(text), _WORDS.get(text.split(": ")[-1], ""), html.num(number(count)))
+        for text, count in counts.items()
+    )
+    return html.table(caption, ("Reason", "In words", html.num_head("Number")), rows, empty=empty)
 
 
 def _counts(caption: str, head: str, counts: Mapping[str, int], empty: str) -> Html:
@@ -260,7 +287,8 @@ def _proof(report: AuditReport) -> Iterable[Child]:
         for one in itertools.islice(verified.chains, 200)
     )
     heads = ("Chain", html.num_head("Sealed up to"), "At", "Signed", html.num_head("Lines behind"))
-    yield html.table("Chains", heads, rows)
+    yield markup("<h2>The chains</h2>")
+    yield html.table("The chains", heads, rows)
     if verified.differences:
         yield markup("<h2>What differs</h2>")
         yield html.items(str(one) for one in verified.differences)
