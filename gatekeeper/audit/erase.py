@@ -289,7 +289,7 @@ def _replace(segment: _Segment) -> None:
             with suppress(BadLine):
                 n = read_line(octets).n
             if n > last:
-                first, last = next(spans, (0, 0))
+                first, last = next(spans, (1, 0))
             write((_placeholder(octets, digest) if first <= n <= last else octets) + b"\n")
 
     _write_whole(segment.path, copy)
