@@ -165,6 +165,8 @@ class Judgement(NamedTuple):
     """Seconds between two requests that the file asks for at least, if a file decided."""
     host: str = ""
     """The host of the URL, if that is known."""
+    expired: float = 0.0
+    """Seconds since the file expired that decided."""
 
 
 class WrongText(Exception):
@@ -259,7 +261,7 @@ class DecisionCheck:
     ) -> Judgement:
         said = _Said(verdict, line.reason, line.line, line.text)
         ruled = self._by_override(state, target.host, line)
-        asked = None
+        asked, expired = None, 0.0
         if ruled is None and is_robots_txt(target.path):
             ruled = [_Said(Verdict.ALLOW, Reason.ROBOTS_FILE)]
         if ruled is not None:
@@ -273,12 +275,14 @@ class DecisionCheck:
                 self.not_checked[uncertain] += 1
                 return Judgement(host=target.host)
             ruled, asked = self._by_files(state, known, line, verdict, target)
+            if known.current.expires_at is not None:
+                expired = (line.t - known.current.expires_at).total_seconds()
         if self._not_whole(state, line, target, ruled[-1]):
             self.not_checked["the URL is not recorded as a whole"] += 1
             return Judgement(asked=asked, host=target.host)
         self.checked += 1
         wrong = "" if said in ruled else f"it says {said}; made again it is {ruled[-1]}"
-        return Judgement(wrong, asked, target.host)
+        return Judgement(wrong, asked, target.host, expired)
 
     @staticmethod
     def _uncertain(known: KnownFile, line: Judged, verdict: Verdict) -> str:

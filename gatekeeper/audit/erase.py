@@ -315,6 +315,8 @@ def _write_whole(path: Path, fill: Callable[[Callable[[bytes], object]], object]
                 fill(file.write)
             file.flush()
             os.fsync(file.fileno())
+        with suppress(FileNotFoundError):  # `audit.keep` goes by the time at which it was closed
+            os.utime(temporary, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):

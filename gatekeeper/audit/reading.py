@@ -231,7 +231,7 @@ class ChainReader:
             if number in segments:
                 yield from self._segment(number, is_last=number == numbers[-1])
             else:
-                self._read_kept_seal(seals[number])
+                self._read_kept_seal(seals[number], is_last=number == numbers[-1])
         for n in sorted(n for n in self.wanted if n > self.last):
             self._differ(f"line {n}, which a later start names, is missing: the tail is removed", n)
         yield ChainEntry(self.wall, self.number, None, self._file)
@@ -310,23 +310,28 @@ class ChainReader:
 
     # --- seals ------------------------------------------------------------------------------
 
-    def _read_kept_seal(self, path: Path) -> None:
-        """Read the seal of a segment that was removed, with the lines that stood in it."""
+    def _read_kept_seal(self, path: Path, *, is_last: bool) -> None:
+        """Read the last line of a segment that was removed."""
         try:
             octets, digest, _ = next(raw_lines(path), RawLine(b"", "", False))
             line = read_line(octets or b"")
-            if not isinstance(line, SealLine):
+            if isinstance(line, ErasedLine):
                 raise BadLine("no seal")
         except (*DAMAGED, BadLine) as error:
             self._differ(f"can't be read: {printable(why(error), 200)}", what="seal")
             self._jump = True
             return
         self.kept_seals += 1
-        if not self._jump and line.first != self._next:
-            self._differ(f"its segment began at {line.first}, not {self._next}", line.n)
         self.wall = line.t.timestamp()
-        self._check_seal(line, line.first)
+        if isinstance(line, SealLine):
+            if not self._jump and line.first != self._next:
+                self._differ(f"its segment began at {line.first}, not {self._next}", line.n)
+            self._check_seal(line, line.first)
+        elif not is_last:  # a segment that a killed process left has no seal
+            self._differ("it is no seal, but not of the last segment", line.n, "seal")
         self._jump, self._prev, self._next, self.last = False, digest, line.n + 1, line.n
+        if self.wanted.pop(line.n, digest) != digest:
+            self._differ("it is not the line that a later start names", line.n)
         self.wanted = {n: wanted for n, wanted in self.wanted.items() if n > line.n}
 
     def _check_seal(self, line: SealLine, first: int) -> None:

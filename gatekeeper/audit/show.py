@@ -209,7 +209,7 @@ def _robots(line: RobotsLine) -> Iterator[str]:
     status = "" if line.status is None else f", status {line.status}"
     yield f"robots.txt of {line.origin} was {source}: {line.outcome}{status}"
     if line.text is not None:
-        yield f"its text: {line.text}, {line.size:,} bytes, of {_time(line.fetched_at)}"
+        yield f"its text: {line.text}, {line.size or 0:,} bytes, of {_time(line.fetched_at)}"
     if line.since is not None:
         yield f"it can't be fetched since {moment_text(line.since)}"
 

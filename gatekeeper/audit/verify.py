@@ -43,6 +43,9 @@ from gatekeeper.urls import printable
 MAX_DIFFERENCES = 100
 """Differences that are kept and shown; the others are counted."""
 _MAX_CHAINS_SHOWN = 20
+_CAPPED = "its interval is capped by a setting of a later reload"
+_LATE = 120.0
+"""Seconds that a file may be used after it has expired: a lease may be late."""
 BOUNDARY = (
     "Every change before the last signed or anchored seal of a chain is found. Behind it, a line "
     "that was changed or added is found if the lines behind it were left as they are; a tail that "
@@ -247,21 +250,34 @@ class Verification:
     def check_interval(
         self, entry: ChainEntry, line: GrantLine, state: ChainState, judged: Judgement
     ) -> None:
-        """Check that the interval in force of the host is what its file asks for, or longer."""
-        asked, cap = judged.asked, state.pacing.max_interval
-        if asked is None:
+        """Check that the interval in force of the host is at least what its file and the operator's
+        rule for it ask for, and that the file was in force."""
+        scope = next((one for one in line.scopes if one.scope == judged.host), None)
+        # A file lasts for one lease at least, however long the interval is.
+        if judged.expired > _LATE + (scope.interval if scope is not None else 0.0):
+            text = f"its file had expired {judged.expired:.0f} s before"
+            self.differ("decision", entry, text)
+        if judged.asked is not None and scope is None:
+            self.differ("pace", entry, f"it has no scope for its host, {judged.host}")
+        if scope is None:
             return
+        asked, cap, by = judged.asked or 0.0, state.pacing.max_interval, "its robots.txt asks"
         if cap is not None:
             asked = min(asked, cap)
-        scope = next((one for one in line.scopes if one.scope == judged.host), None)
-        if scope is None:
-            self.differ("pace", entry, f"it has no scope for its host, {judged.host}")
-        elif scope.interval < asked - 1e-6:
-            text = (
-                f"the interval in force of {judged.host} is {scope.interval:.3f} s "
-                f"({printable(scope.source, 60)}), but its robots.txt asks for {asked:.3f} s"
-            )
-            self.differ_by_text("pace", entry, state, text)
+        override = state.override_of(judged.host, line.t)
+        own = (override.rule or {}).get("interval") if override is not None else None
+        if isinstance(own, int | float) and own > asked:
+            asked, by = own, "the operator's rule asks"
+        if scope.interval >= asked - 1e-6:
+            return
+        if "capped at" in scope.source and by.startswith("its"):
+            self.decisions.not_checked[_CAPPED] += 1
+            return
+        text = (
+            f"the interval in force of {judged.host} is {scope.interval:.3f} s "
+            f"({printable(scope.source, 60)}), but {by} for {asked:.3f} s"
+        )
+        self.differ_by_text("pace", entry, state, text)
 
     def too_early(self, found: Iterator[TooEarly]) -> None:
         """Report requests that came too early."""

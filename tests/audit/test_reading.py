@@ -232,6 +232,20 @@ def test_removed_segments_that_left_their_seals_are_counted(signed: Path, tmp_pa
     assert "segments 1 to 1 are missing" in verified(folder).differences[0].text
 
 
+def test_the_last_line_of_a_killed_process_stands_for_its_segment(tmp_path: Path) -> None:
+    """`audit.keep` removed what it wrote; a later start names the line."""
+    killed = crawl(Maker(tmp_path / "a"), 3)
+    named = killed.last()
+    crawl(Maker(tmp_path / "a", pid=43, at=killed.now + 60, chains=(named,)), 1)
+    kept = killed.path.with_name(killed.path.name.replace(".jsonl", ".seal.json"))
+    kept.write_bytes(killed.path.read_bytes().splitlines()[-1] + b"\n")
+    killed.path.unlink()
+    assert verified(tmp_path / "a").differences == []
+
+    kept.write_bytes(changed(kept.read_bytes(), m=7.5) + b"\n")
+    assert [one.line for one in verified(tmp_path / "a").differences] == [named["n"]]
+
+
 def test_a_changed_kept_seal_is_found(signed: Path, tmp_path: Path, key: SigningKey) -> None:
     folder = shutil.copytree(signed, tmp_path / "audit")
     first = segments(folder)[0]

@@ -119,6 +119,17 @@ WRONG: dict[str, tuple[str, Callable[[Maker], object]]] = {
         "pace",
         lambda m: (m.page(f"{A}/1"), m.wait(5.0).page(f"{A}/2", 5.0)),
     ),
+    "its file is long expired": (
+        "decision",
+        lambda m: m.wait(86_400.0 + 200.0).page(f"{A}/1"),
+    ),
+    "the operator's interval is not kept": (
+        "pace",
+        lambda m: (
+            m.override("a.test", "obey", rule={"match": "a.test", "interval": 20.0}),
+            m.page(f"{A}/1"),
+        ),
+    ),
     "a block is not kept": ("pace", lambda m: (m.block("a.test", 60.0), m.page(f"{A}/1"))),
     "a pause is not kept": (
         "pace",
@@ -219,6 +230,17 @@ def test_the_operators_cap_shortens_what_a_file_asks_for(tmp_path: Path) -> None
         assert verified(maker.folder).ok is ok
 
 
+def test_a_cap_of_a_later_reload_is_counted(maker: Maker) -> None:
+    source = "crawl-delay 10 s from robots.txt line 4, capped at 5 s"
+    for number in range(2):
+        scopes = [{"scope": "a.test", "interval": 5.0, "source": source, "since": None}]
+        maker.page(f"{A}/{number}", scopes=scopes)
+        maker.wait(5.0)
+    report = verified(maker.folder)
+    assert report.ok
+    assert report.decisions_not_checked["its interval is capped by a setting of a later reload"]
+
+
 def test_what_stands_in_place_of_a_file_decides(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "audit")
     maker.robots(A, "", outcome="empty")
@@ -228,7 +250,9 @@ def test_what_stands_in_place_of_a_file_decides(tmp_path: Path) -> None:
     maker.wait(10.0).robots(B, None, outcome="server_error", status=503, since=at(0))
     maker.refused(f"{B}/1", verdict="defer", reason="server_error")
     maker.robots(A, None, outcome="timeout", status=None, since=at(0), source="state")
-    maker.wait(43_200.0).page(f"{A}/2", 1.0, reason="empty_file")  # the last good one, after 12 h
+    maker.wait(43_200.0)
+    maker.robots(A, None, outcome="timeout", status=None, since=at(0))
+    maker.page(f"{A}/2", 1.0, reason="empty_file")  # by the last good one, after twelve hours
     maker.robots(A, None, outcome="dns_nxdomain", status=None, since=at(0))
     maker.refused(f"{A}/1", verdict="defer", reason="dns_nxdomain")
 
