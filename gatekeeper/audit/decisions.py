@@ -118,6 +118,11 @@ class ChainState:
         elif isinstance(line, ErasedLine):
             self.partial = True
 
+    def read(self, digest: str) -> RobotsTxt:
+        """Parse a text as the gate did. Raises WrongText."""
+        body, limit = parser_input(read_text(self.folder, digest)), self.fetch.max_body
+        return RobotsTxt.parse(body, dialect=self.robots.dialect, limit=limit)
+
     def _start(self, line: StartLine) -> None:
         self.urls, self.version = line.urls, line.gatekeeper
         self.robots = _section(line.settings, "robots", RobotsConfig)
@@ -221,9 +226,7 @@ class DecisionCheck:
         key = (digest, agent, settings, state.fetch.max_body)
         found: tuple[Policy, float | None] | None = self._policies.get(key)
         if found is None:
-            body = parser_input(read_text(state.folder, digest))
-            robots = RobotsTxt.parse(body, dialect=settings.dialect, limit=state.fetch.max_body)
-            policy = settings.policy(robots, agent)
+            policy = settings.policy(state.read(digest), agent)
             found = policy, None if policy.request_rates else policy.interval(_ANY_TIME)
             if policy.robots.size + _POLICY_OCTETS <= _CACHED_OCTETS:
                 self._policies[key] = found

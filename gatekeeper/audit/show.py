@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gatekeeper.audit.decisions import WrongText, read_text
+from gatekeeper.audit.decisions import ChainState, WrongText
 from gatekeeper.audit.lines import (
     BlockLine,
     DecidedLine,
@@ -26,8 +26,6 @@ from gatekeeper.audit.lines import (
 from gatekeeper.audit.reading import ChainEntry, merged, moment_text, read_chains
 from gatekeeper.clock import number
 from gatekeeper.errors import InvalidURL
-from gatekeeper.fetching.outcomes import parser_input
-from gatekeeper.robots import RobotsTxt
 from gatekeeper.urls import host_of, parse, printable
 
 _MOST_LEASES: Final = 100_000
@@ -68,16 +66,17 @@ class _Finder:
 
     def __init__(self, question: AskedFor, folder: Path) -> None:
         self.question = question
-        self.folder = folder
-        self._start: StartLine | None = None
+        self._state = ChainState(folder)
+        self._salt = ""
         self._leases: dict[str, None] = {}
 
     def concerns(self, line: Line) -> bool:
         """Return True if a line is about what was asked for."""
         asked = self.question
+        self._state.note(line)
         match line:
             case StartLine():
-                self._start = line
+                self._salt = line.salt or ""
                 return False
             case GrantLine():
                 found = asked.text in (line.lease, line.decision) or self._is_url(line.url)
@@ -105,12 +104,11 @@ class _Finder:
         return url is not None and url.startswith(origin + "/")
 
     def _is_url(self, written: str) -> bool:
-        asked, start = self.question, self._start
+        asked, urls = self.question, self._state.urls
+        if asked.url is not None and urls == "digest":
+            return written == hashlib.sha256(f"{self._salt}{asked.url}".encode()).hexdigest()
         if asked.url is not None:
-            if start is not None and start.urls == "digest":
-                salted = f"{start.salt or ''}{asked.url}"
-                return written == hashlib.sha256(salted.encode()).hexdigest()
-            url = asked.url if start is None or start.urls == "full" else asked.url.split("?")[0]
+            url = asked.url if urls == "full" else asked.url.split("?")[0]
             return written == url or (written.startswith("http") and _parsed(written) == url)
         return asked.host is not None and "://" in written and _host(written) == asked.host
 
@@ -161,14 +159,11 @@ class _Finder:
         if number is None:
             yield f"no line of robots.txt {digest} decided"
             return
-        settings = self._start.settings if self._start is not None else {}
         try:
-            body = parser_input(read_text(self.folder, digest))
+            rows = self._state.read(digest).text.split("\n")
         except WrongText as error:
             yield f"line {number} decided, but {error}"
             return
-        dialect = settings.get("robots", {}).get("dialect", "auto")
-        rows = RobotsTxt.parse(body, dialect=dialect).text.split("\n")
         text = rows[number - 1] if 0 < number <= len(rows) else "which is not there"
         yield f"line {number} of robots.txt {digest} decided: {text.strip()}"
 

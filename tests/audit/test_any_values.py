@@ -82,7 +82,7 @@ def read_everything(folder: Path) -> None:
         erase(folder, "a.test", by="ann", reason="asked")
 
 
-@settings(max_examples=of_many(240), deadline=None)
+@settings(max_examples=of_many(160), deadline=None)
 @given(st.data())
 def test_any_value_in_any_field_is_read(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, Any]], data: st.DataObject
@@ -102,7 +102,7 @@ def test_any_value_in_any_field_is_read(
     read_everything(folder)
 
 
-@settings(max_examples=of_many(120), deadline=None)
+@settings(max_examples=of_many(80), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.binary(max_size=30)), min_size=1, max_size=9))
 def test_any_octets_in_any_place_are_read(
     tmp_path_factory: pytest.TempPathFactory,

@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[list[bytes], int, int, int], list[bytes]]] = {
 
 
 @settings(
-    max_examples=of_many(800),
+    max_examples=of_many(400),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
