@@ -46,7 +46,7 @@ from gatekeeper.audit.lines import (
     StartLine,
     read_line,
 )
-from gatekeeper.audit.reading import DAMAGED, ChainFiles, find_chains, raw_lines, why
+from gatekeeper.audit.reading import DAMAGED, ChainFiles, add_to, find_chains, raw_lines, why
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.signing import SigningKey
 from gatekeeper.urls import host_of, parse, printable
@@ -110,7 +110,7 @@ class _Search:
                     with suppress(BadLine):
                         line = read_line(octets or b"") if whole else None
                         if line is not None and self._is_own(line):
-                            _add(found.spans, line.n)
+                            add_to(found.spans, line.n)
             except DAMAGED as error:
                 self.report.left.append(f"{path}: can't be read further: {why(error)}")
             if found.spans:
@@ -151,13 +151,6 @@ class _Search:
                 return line.match == self.host
             case _:
                 return False
-
-
-def _add(spans: list[list[int]], n: int) -> None:
-    if spans and spans[-1][1] == n - 1:
-        spans[-1][1] = n
-    else:
-        spans.append([n, n])
 
 
 def is_written(path: Path) -> bool:

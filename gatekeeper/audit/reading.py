@@ -173,6 +173,14 @@ def why(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def add_to(spans: list[list[int]], n: int) -> None:
+    """Add a number to the spans of first and last numbers that stand together."""
+    if spans and spans[-1][1] == n - 1:
+        spans[-1][1] = n
+    else:
+        spans.append([n, n])
+
+
 def moment_text(at: datetime) -> str:
     """Return a time for people, in UTC to the second."""
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
@@ -254,7 +262,7 @@ class ChainReader:
                     continue
                 first = first or line.n
                 if isinstance(line, ErasedLine):
-                    self._note_erased(name, line.n)
+                    add_to(self.placeholders.setdefault(name, []), line.n)
                 else:
                     self.wall = line.t.timestamp()
                     if isinstance(line, SealLine):
@@ -300,13 +308,6 @@ class ChainReader:
             self.torn = True
         else:
             self._differ("it is cut off, but not the last one of its chain", n)
-
-    def _note_erased(self, segment: str, n: int) -> None:
-        spans = self.placeholders.setdefault(segment, [])
-        if spans and spans[-1][1] == n - 1:
-            spans[-1][1] = n
-        else:
-            spans.append([n, n])
 
     # --- seals ------------------------------------------------------------------------------
 
