@@ -97,10 +97,12 @@ class ChainEntry(NamedTuple):
 def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
     """Return the chains of the folders, by the time at which they began.
 
-    Raises ConfigError for a folder that can't be read or has no chain.
+    A folder that is given twice counts once. Raises ConfigError for one that can't be read or has
+    no chain, and for a chain that is in two of them.
     """
     found: list[ChainFiles] = []
-    for folder in dict.fromkeys(Path(os.path.normpath(one)) for one in folders):
+    places: dict[str, Path] = {}
+    for folder in {os.path.realpath(one): Path(one) for one in folders}.values():
         chains: dict[str, ChainFiles] = {}
         try:
             names = sorted(os.listdir(folder))
@@ -111,11 +113,16 @@ def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
             if parts is None:
                 continue
             chain = chains.setdefault(parts.chain, ChainFiles(folder, parts.chain, {}, {}))
-            files = chain.seals if parts.suffix == SEAL else chain.segments
-            files.setdefault(parts.number, folder / name)
+            parts_of = chain.seals if parts.suffix == SEAL else chain.segments
+            parts_of.setdefault(parts.number, folder / name)
         if not chains:
             raise ConfigError(f"{folder}: no audit record: it has no file NAME-000001{OPEN}")
-        found += chains.values()
+        for name, chain in chains.items():
+            if places.setdefault(name, folder) != folder:
+                raise ConfigError(
+                    f"{folder}: chain {name} is in {places[name]} as well: give each record once"
+                )
+            found.append(chain)
     return sorted(found, key=lambda chain: (chain.started, chain.name))
 
 

@@ -334,6 +334,16 @@ def test_a_folder_without_a_record_is_a_clear_error(tmp_path: Path) -> None:
             verified(folder)
 
 
+def test_a_record_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    crawl(Maker(tmp_path / "a"), 2)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert verified(tmp_path / "a", tmp_path / "link", tmp_path / "a" / ".").ok
+
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    with pytest.raises(ConfigError, match="give each record once"):
+        verified(tmp_path / "a", tmp_path / "copy")
+
+
 def test_differences_are_bounded(tmp_path: Path) -> None:
     maker = crawl(Maker(tmp_path / "a"), 300)
     rewrite(maker.path, lambda rows: [changed(row, prev="e" * 64) for row in rows])
