@@ -73,6 +73,8 @@ _BY_TEXT: Final = frozenset(
 )
 _REPLACED: Final = timedelta(seconds=5.0)
 """Time for which the file before may have decided: the loop was busy, or a worker process asked."""
+_MAX_RULES: Final = 16
+"""Overrides of one match that are kept."""
 _SPECIAL: Final = re.compile(r"[?*$]")
 """A rule without these characters says the same with any query; so does one whose part before the
 first of them does not fit the path."""
@@ -100,8 +102,8 @@ class ChainState:
         self.partial: bool = partial
         self.files: dict[str, KnownFile] = {}
         """By origin."""
-        self.overrides: dict[str, OverrideLine] = {}
-        """By their match."""
+        self.overrides: dict[str, list[OverrideLine]] = {}
+        """By their match, the one in force last; once it has ended, the one before it is again."""
         self.urls: str = "full"
         self.version: str | None = None
         """Of the package that wrote it; None: its start was removed."""
@@ -133,7 +135,9 @@ class ChainState:
         if line.ended:
             self.overrides.pop(line.match, None)
         else:
-            self.overrides[line.match] = line
+            rules = self.overrides.setdefault(line.match, [])
+            rules.append(line)
+            del rules[:-_MAX_RULES]
 
     def override_of(self, host: str, at: datetime) -> OverrideLine | None:
         """Return the most specific override of a host that is in force, or None."""
@@ -144,9 +148,9 @@ class ChainState:
             rest = rest.partition(".")[2]
             names.append(f"*.{rest}")
         for name in (*names, "*"):
-            found = self.overrides.get(name)
-            if found is not None and (found.until is None or at < found.until):
-                return found
+            for found in reversed(self.overrides.get(name, ())):
+                if found.until is None or at < found.until:
+                    return found
         return None
 
 
@@ -184,7 +188,7 @@ class DecisionCheck:
     def __init__(self) -> None:
         self.checked: int = 0
         self.not_checked: Counter[str] = Counter()
-        """DecisionCheck that can't be made again, by the reason."""
+        """Decisions that can't be made again, by the reason."""
         self.texts: int = 0
         """Texts that have their digest."""
         self._policies: LRUCache[tuple[Any, ...], tuple[Policy, float | None]] = LRUCache(

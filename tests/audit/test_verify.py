@@ -276,6 +276,20 @@ def test_overrides_decide_from_their_line_until_their_end(maker: Maker) -> None:
     assert [one.line for one in verified(maker.folder).differences] == [maker.n - 1]
 
 
+def test_an_override_that_has_ended_gives_way_to_the_one_before(maker: Maker) -> None:
+    operator: dict[str, Any] = {"reason": "operator", "line": None, "text": None}
+    maker.override("a.test", "deny", source="configuration")
+    maker.override("a.test", "allow", until=at(30.0))
+    maker.page(f"{A}/private/x", **operator)
+    maker.wait(30.0).refused(f"{A}/x", verdict="deny", **operator)  # before a line says so
+    maker.override("a.test", "allow", ended=True)
+    maker.override("a.test", "deny", source="configuration")
+    maker.refused(f"{A}/y", verdict="deny", **operator)
+    maker.override("a.test", "deny", ended=True, source="configuration")
+    maker.page(f"{A}/z")
+    assert verified(maker.folder).differences == []
+
+
 def test_a_block_that_was_lifted_holds_no_more(maker: Maker) -> None:
     maker.block("a.test", 60.0)
     maker.wait(1.0).block("a.test", 0.0)
