@@ -323,14 +323,15 @@ class ChainReader:
         try:
             octets, digest, _ = next(raw_lines(path), RawLine(b"", "", False))
             line = read_line(octets or b"")
-            if isinstance(line, ErasedLine):
-                raise BadLine("no seal")
         except (*DAMAGED, BadLine) as error:
             self._differ(f"can't be read: {printable(why(error), 200)}", what="seal")
             self._jump = True
             return
         self.kept_seals += 1
-        self.wall = line.t.timestamp()
+        if isinstance(line, ErasedLine):
+            digest = line.digest
+        else:
+            self.wall = line.t.timestamp()
         if isinstance(line, SealLine):
             if not self._jump and line.first != self._next:
                 self._differ(f"its segment began at {line.first}, not {self._next}", line.n)

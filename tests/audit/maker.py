@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import jsonschema
 
 from gatekeeper import __version__
 from gatekeeper.audit.chain import (
@@ -23,8 +25,20 @@ from gatekeeper.audit.chain import (
 )
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.signing import SigningKey
+from tests.documents.blocks import ROOT
 
-__all__ = ["BEGIN", "Maker", "changed", "rewrite"]
+__all__ = [
+    "BEGIN",
+    "SCHEMA",
+    "Maker",
+    "changed",
+    "check_schema",
+    "lines_in",
+    "rewrite",
+    "schema_of",
+]
+
+SCHEMA = json.loads((ROOT / "docs" / "audit.schema.json").read_text("utf-8"))
 
 BEGIN = 1_769_860_800.0
 """The time at which records begin: 2026-01-31, 12:00 UTC."""
@@ -260,3 +274,32 @@ def rewrite(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
 def changed(raw: bytes, **fields: Any) -> bytes:
     """A line with other fields, and everything else as it was."""
     return json.dumps(json.loads(raw) | fields, separators=(",", ":")).encode()
+
+
+# --- the schema -----------------------------------------------------------------------------------
+
+
+def lines_in(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every line of a folder."""
+    for path in sorted(folder.glob("*.jsonl*")):
+        octets = path.read_bytes()
+        octets = gzip.decompress(octets) if path.suffix == ".gz" else octets
+        yield from map(json.loads, octets.splitlines())
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The schema of one kind of line."""
+    name = SCHEMA["discriminator"]["mapping"][kind].rpartition("/")[2]
+    found: dict[str, Any] = SCHEMA["$defs"][name] | {"$defs": SCHEMA["$defs"]}
+    return found
+
+
+def check_schema(folder: Path) -> set[str]:
+    """Check every line against the schema, and that it has no other fields; return their kinds."""
+    kinds = set()
+    for line in lines_in(folder):
+        schema = schema_of(line["kind"])
+        jsonschema.Draft202012Validator(schema).validate(line)
+        assert set(line) <= set(schema["properties"]), line
+        kinds.add(line["kind"])
+    return kinds

@@ -17,6 +17,7 @@ from gatekeeper.pacing import engine
 from gatekeeper.pacing.scopes import Interval, Scope
 from gatekeeper.robots import Policy
 from gatekeeper.testing import ScriptedGate, drive
+from tests.audit.maker import check_schema
 
 pytest.importorskip("gatekeeper.audit.record")  # the writer
 A, B = "https://a.test", "https://b.test"
@@ -91,6 +92,7 @@ async def test_a_gate_that_obeys_passes(tmp_path: Path, urls: str) -> None:
         clock.advance(90_000.0)
         await drive(clock, ask(gate, f"{A}/private/x", f"{A}/secret"))
 
+    assert check_schema(folder) >= {"start", "robots", "grant", "outcome", "refused", "decision"}
     report = verified(folder)
     assert report.differences == []
     assert report.requests >= 10
