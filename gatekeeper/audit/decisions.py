@@ -50,7 +50,7 @@ from gatekeeper.urls import Target, parse, printable
 
 MAX_TEXT: Final = 67_108_864
 """Octets of a text that are read. `fetch.max_body` is far below it."""
-_CACHED_OCTETS: Final = 67_108_864
+CACHED_OCTETS: Final = 67_108_864
 """Octets of texts whose policies are kept."""
 _CACHED_STARTS: Final = 1_000
 _POLICY_OCTETS: Final = 4_000
@@ -192,7 +192,7 @@ class DecisionCheck:
         self.texts: int = 0
         """Texts that have their digest."""
         self._policies: LRUCache[tuple[Any, ...], tuple[Policy, float | None]] = LRUCache(
-            _CACHED_OCTETS, getsizeof=lambda one: one[0].robots.size + _POLICY_OCTETS
+            CACHED_OCTETS, getsizeof=lambda one: one[0].robots.size + _POLICY_OCTETS
         )
         self._starts: LRUCache[tuple[Any, ...], tuple[bytes, ...]] = LRUCache(_CACHED_STARTS)
         """Of a text, how the rules begin that a query may matter to."""
@@ -232,7 +232,7 @@ class DecisionCheck:
         if found is None:
             policy = settings.policy(state.read(digest), agent)
             found = policy, None if policy.request_rates else policy.interval(_ANY_TIME)
-            if policy.robots.size + _POLICY_OCTETS <= _CACHED_OCTETS:
+            if policy.robots.size + _POLICY_OCTETS <= CACHED_OCTETS:
                 self._policies[key] = found
         return found
 

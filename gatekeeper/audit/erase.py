@@ -263,7 +263,7 @@ def _write_erasure(
     keyid = None if key is None else key.public.keyid
     add("seal", lines=n, first=1, reason="end", key=keyid, signature=signature)
     path = folder / str(SegmentName(name, 1))
-    _write_whole(path, lambda write: [write(line + b"\n") for line in lines])
+    write_whole(path, lambda write: [write(line + b"\n") for line in lines])
     return path.name
 
 
@@ -285,7 +285,7 @@ def _replace(segment: _Segment) -> None:
                 first, last = next(spans, (1, 0))
             write((_placeholder(octets, digest) if first <= n <= last else octets) + b"\n")
 
-    _write_whole(segment.path, copy)
+    write_whole(segment.path, copy)
 
 
 def _placeholder(octets: bytes, digest: str) -> bytes:
@@ -295,7 +295,7 @@ def _placeholder(octets: bytes, digest: str) -> bytes:
     ).encode()
 
 
-def _write_whole(path: Path, fill: Callable[[Callable[[bytes], object]], object]) -> None:
+def write_whole(path: Path, fill: Callable[[Callable[[bytes], object]], object]) -> None:
     """Write a file under another name, readable by its owner alone, and rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)

@@ -22,7 +22,7 @@ SLACK: Final = 0.002
 lines tell microseconds, and a start is written a moment after it is due."""
 _NAME_IS_GONE: Final = "no such name"
 """Reason of a block that a request for robots.txt lifts: it shows whether the name exists again."""
-_MAX_OPEN: Final = 100_000
+MAX_OPEN: Final = 100_000
 """Leases without an outcome that are kept. Of more, the oldest count from their grant."""
 _MAX_STARTS: Final = 64
 """Starts of a scope that are kept while leases of it are open."""
@@ -132,7 +132,7 @@ class Pace:
         ]
         for log, _, _ in scopes:
             log.open += 1
-        if len(self._open) >= _MAX_OPEN:
+        if len(self._open) >= MAX_OPEN:
             yield from self._close(next(iter(self._open)), None)
         key = (chain, line.lease)
         if key in self._open:

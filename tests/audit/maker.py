@@ -27,17 +27,6 @@ from gatekeeper.robots import RobotsTxt
 from gatekeeper.signing import SigningKey
 from tests.documents.blocks import ROOT
 
-__all__ = [
-    "BEGIN",
-    "SCHEMA",
-    "Maker",
-    "changed",
-    "check_schema",
-    "lines_in",
-    "rewrite",
-    "schema_of",
-]
-
 SCHEMA = json.loads((ROOT / "docs" / "audit.schema.json").read_text("utf-8"))
 
 BEGIN = 1_769_860_800.0

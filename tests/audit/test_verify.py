@@ -492,7 +492,7 @@ def utc(seconds: float) -> str:
 
 
 def test_leases_that_never_end_are_bounded(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_MAX_OPEN", 5)
+    monkeypatch.setattr(pace, "MAX_OPEN", 5)
     for number in range(20):
         maker.grant(f"{A}/{number}")
         maker.wait(10.0)
@@ -502,7 +502,7 @@ def test_leases_that_never_end_are_bounded(maker: Maker, monkeypatch: pytest.Mon
 
 
 def test_parsed_texts_are_bounded(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "_CACHED_OCTETS", 1_000)  # none fits
+    monkeypatch.setattr(decisions, "CACHED_OCTETS", 1_000)  # none fits
     maker.page(f"{A}/1")
     assert verified(maker.folder).ok
 
