@@ -144,20 +144,20 @@ class Verification:
     def __init__(
         self, folders: list[Path], version: str, keys: Sequence[PublicKey], tolerance: float
     ) -> None:
-        self.result = VerifyReport(
+        self.result: VerifyReport = VerifyReport(
             folders=[str(one) for one in folders],
             version=version,
             tolerance=tolerance,
             signatures_checked=bool(keys),
         )
-        self.version = version
-        self.readers = read_chains(folders, self.add, keys=keys)
-        self.states = [
+        self.version: str = version
+        self.readers: list[ChainReader] = read_chains(folders, self.add, keys=keys)
+        self.states: list[ChainState] = [
             ChainState(one.files.folder, partial=1 not in one.files.segments)
             for one in self.readers
         ]
-        self.decisions = DecisionCheck()
-        self.pace = Pace(tolerance)
+        self.decisions: DecisionCheck = DecisionCheck()
+        self.pace: Pace = Pace(tolerance)
         self.kinds: Counter[str] = Counter()
         self.erasures: dict[tuple[Path, str], list[tuple[int, int]]] = {}
         self.others: Counter[str] = Counter()
@@ -236,7 +236,7 @@ class Verification:
         return judged
 
     def by_other(self, state: ChainState) -> bool:
-        """Return True if another version of the parser decided, or settings that were removed."""
+        """Return True if another version of the parser decided, or it is not known which one."""
         return state.partial if state.version is None else state.version != self.version
 
     def differ_by_text(self, what: str, entry: ChainEntry, state: ChainState, text: str) -> None:
