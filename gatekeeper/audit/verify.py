@@ -159,7 +159,8 @@ class Verification:
         self.decisions: DecisionCheck = DecisionCheck()
         self.pace: Pace = Pace(tolerance)
         self.kinds: Counter[str] = Counter()
-        self.erasures: dict[tuple[Path, str], list[tuple[int, int]]] = {}
+        self.erasures: dict[tuple[Path, str], list[tuple[int, int, int, int]]] = {}
+        """By folder and segment: first and last line, and the chain and number that say so."""
         self.others: Counter[str] = Counter()
 
     def add(self, difference: AuditDifference) -> None:
@@ -289,23 +290,30 @@ class Verification:
     def erasure(self, entry: ChainEntry, line: ErasureLine) -> None:
         """Note which lines were erased, and by whom."""
         folder = self.readers[entry.chain].files.folder
-        self.erasures.setdefault((folder, line.segment), []).extend(line.lines)
+        spans = [(first, last, entry.chain, line.n) for first, last in line.lines]
+        self.erasures.setdefault((folder, line.segment), []).extend(spans)
         if len(self.result.erased_by) < MAX_DIFFERENCES:
             at = moment_text(utc(entry.wall))
             host, by, why = (printable(one, 200) for one in (line.host, line.by, line.reason))
             self.result.erased_by.append(f"{at} {by}: {host} ({why}), in {line.segment}")
 
     def compare_erasures(self) -> None:
-        """Check that an erasure names each erased line."""
+        """Check that an erasure names each erased line: a signed one, if seals have to be."""
         for reader in self.readers:
             for segment, spans in reader.placeholders.items():
                 self.result.erased += sum(last - first + 1 for first, last in spans)
-                named = sorted(self.erasures.get((reader.files.folder, segment), ()))
+                said = self.erasures.get((reader.files.folder, segment), ())
+                named = sorted((first, last) for first, last, *by in said if self.is_signed(*by))
                 for first, last in spans:
                     if n := _not_in(named, first, last):
-                        text = "it was erased, but no erasure names it"
+                        text = "it was erased, but no erasure that holds names it"
                         name = str(reader.files.folder / segment)
                         self.add(AuditDifference("erasure", name, n, text))
+
+    def is_signed(self, chain: int, n: int) -> bool:
+        """Return True if a line stands before a good seal of its chain, or no seal has to be."""
+        seal = self.readers[chain].sealed
+        return not self.result.signatures_checked or (seal is not None and n < seal.n)
 
     # --- the result -----------------------------------------------------------------------------
 

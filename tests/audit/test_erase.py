@@ -88,6 +88,17 @@ def test_signatures_of_the_seals_hold_and_the_erasure_is_signed_too(
     assert verified(maker.folder, (public,)).differences == []
 
 
+def test_an_erasure_that_nobody_signed_does_not_hold_where_seals_are_signed(maker: Maker) -> None:
+    assert maker.key is not None
+    report = erased(maker.folder)
+    assert verified(maker.folder).ok
+    assert report.erasure is not None
+    rewrite(maker.folder / report.erasure, lambda rows: rows[:-1])  # not even a seal
+
+    found = verified(maker.folder, (maker.key.public,)).differences
+    assert {one.what for one in found} == {"erasure"}
+
+
 def test_a_text_that_another_host_used_stays(maker: Maker) -> None:
     assert erased(maker.folder).texts == 1
     assert erased(maker.folder, "b.test").texts == 1  # now nobody uses it
