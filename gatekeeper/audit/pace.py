@@ -219,20 +219,18 @@ class Pace:
 
     def _compare(self, name: str, before: LeaseStart, one: LeaseStart) -> Iterator[TooEarly]:
         self.compared += 1
-        gap, wanted = one.wall - before.wall, one.interval
-        slack = SLACK + wanted * 0.001  # a clock is adjusted by half of that at most
-        tolerance = self.tolerance if before.chain != one.chain else max(slack, self.tolerance)
-        if gap < wanted - tolerance:
-            yield TooEarly(
-                one.file,
-                one.n,
-                f"{name} was asked {gap:.3f} s after line {before.n} of {before.file}; "
-                f"the interval in force is {wanted:.3f} s",
-            )
-        elif before.chain == one.chain and one.mono - before.mono < wanted - slack:
-            yield TooEarly(
-                one.file,
-                one.n,
-                f"{name} was asked {one.mono - before.mono:.3f} s after line {before.n} by the "
-                f"monotonic clock; the interval in force is {wanted:.3f} s",
-            )
+        gap, wanted, clock = one.wall - before.wall, one.interval, ""
+        own, slack = before.chain == one.chain, SLACK + wanted * 0.001  # clocks are adjusted slowly
+        mono = one.mono - before.mono
+        if gap < wanted - (max(slack, self.tolerance) if own else self.tolerance):
+            clock = f" by the wall clock, {mono:.3f} s by the monotonic one" if own else ""
+        elif own and mono < wanted - slack:
+            gap, clock = mono, " by the monotonic clock"
+        else:
+            return
+        yield TooEarly(
+            one.file,
+            one.n,
+            f"{name} was asked {gap:.3f} s after line {before.n} of {before.file}{clock}; "
+            f"the interval in force is {wanted:.3f} s",
+        )
