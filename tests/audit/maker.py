@@ -15,6 +15,7 @@ from gatekeeper.audit.chain import (
     CLOSED,
     NO_DIGEST,
     OPEN,
+    SEAL,
     SegmentName,
     chain_name,
     digest_of,
@@ -270,7 +271,10 @@ def changed(raw: bytes, **fields: Any) -> bytes:
 
 def lines_in(folder: Path) -> Iterator[dict[str, Any]]:
     """Every line of a folder."""
-    for path in sorted(folder.glob("*.jsonl*")):
+    for path in sorted(folder.iterdir()):
+        name = SegmentName.parse(path.name)
+        if name is None or name.suffix == SEAL:
+            continue
         octets = path.read_bytes()
         octets = gzip.decompress(octets) if path.suffix == ".gz" else octets
         yield from map(json.loads, octets.splitlines())
