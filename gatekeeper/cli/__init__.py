@@ -43,6 +43,7 @@ COMMANDS = {
     "proxy": "a proxy through which any client fetches politely, over https as well (mitmproxy)",
     "mcp": "serve the tools may_i_fetch, fetch and explain to agents (MCP)",
     "history": "show the past versions of a site's robots.txt",
+    "audit": "verify, show, report or erase the audit record of what a gate did",
     "healthcheck": "check that the running sidecar is alive",
     "top": "watch a running sidecar: its overview, and its hosts, those that are held up first",
     "identity": "create the key that signs requests, and the pages to publish about the bot",

@@ -67,6 +67,7 @@ def test_a_misspelt_option_is_refused_with_a_suggestion(capsys: Capture, command
     needs = {"check": ["http://a.test/"], "lint": ["x"], "test": ["x"], "diff": ["x", "y"]}
     needs |= {"compose": ["x"], "history": ["http://a.test/"]}
     needs |= {"identity": ["show"], "config": ["show"], "fleet": ["init", "redis://a.test"]}
+    needs |= {"audit": ["verify", "x"]}
     said = refused(capsys, command, *needs.get(command, []), "--confg=x", "--zzz")
     assert "unrecognized arguments: --confg=x --zzz; did you mean --config?" in said
 

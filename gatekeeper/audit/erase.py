@@ -1,0 +1,329 @@
+"""Replaces the lines of a host by their digests, so that the chain still verifies.
+
+First the erasure is written, as a chain of its own that names every line; then each segment is
+written again under another name, and renamed. A crash in between leaves lines that are not erased
+yet: run it again. A segment that a process writes to is left alone, and reported.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gatekeeper.audit.chain import (
+    CLOSED,
+    NO_DIGEST,
+    OPEN,
+    VERSION,
+    BadLine,
+    SegmentName,
+    chain_name,
+    digest_of,
+    encode_line,
+    sign_seal,
+    text_path,
+    time_text,
+)
+from gatekeeper.audit.lines import (
+    BlockLine,
+    DecidedLine,
+    GrantLine,
+    Line,
+    OutcomeLine,
+    OverrideLine,
+    PauseLine,
+    RefusedLine,
+    RobotsLine,
+    StartLine,
+    read_line,
+)
+from gatekeeper.audit.reading import DAMAGED, ChainFiles, add_to, find_chains, raw_lines, why
+from gatekeeper.errors import ConfigError, InvalidURL
+from gatekeeper.signing import SigningKey
+from gatekeeper.urls import host_of, parse, printable
+
+_MOST_SPANS: Final = 10_000
+"""Spans that one `erasure` line names; more need another line."""
+
+
+class ErasureReport(msgspec.Struct, kw_only=True):
+    """What was erased, and what was not."""
+
+    host: str
+    lines: int = 0
+    segments: int = 0
+    texts: int = 0
+    erasure: str | None = None
+    """The segment that says so; None if there was nothing to erase."""
+    left: list[str] = []
+    """What could not be erased, and what helps."""
+
+
+class _Segment(msgspec.Struct):
+    """A segment with lines of the host."""
+
+    path: Path
+    name: str
+    spans: list[list[int]]
+    writing: bool
+    """A process writes to it, or compresses it."""
+
+    @property
+    def count(self) -> int:
+        """The number of lines to erase."""
+        return sum(last - first + 1 for first, last in self.spans)
+
+
+class _Search:
+    """Finds the lines of a host in the chains of a folder."""
+
+    def __init__(self, host: str, report: ErasureReport) -> None:
+        self.host = host
+        self.report = report
+        self.own_texts: set[bytes] = set()
+        self.other_texts: set[bytes] = set()
+        self.unknown = 0
+        """Lines of which it can't be told whether they are the host's."""
+        self._leases: set[str] = set()
+        self._digests = False
+
+    def chain(self, files: ChainFiles) -> Iterator[_Segment]:
+        """Yield the segments of a chain that have lines of the host."""
+        self._leases, self._digests = set(), False
+        last = max(files.segments, default=0)
+        live = last > 0 and is_written(files.segments[last])
+        for number, path in sorted(files.segments.items()):
+            name = str(SegmentName(files.name, number))
+            writing = live and (number == last or path.name.endswith(OPEN))
+            found = _Segment(path, name, [], writing)
+            try:
+                for octets, _, whole in raw_lines(path):
+                    with suppress(BadLine):
+                        line = read_line(octets or b"") if whole else None
+                        if line is not None and self._is_own(line):
+                            add_to(found.spans, line.n)
+            except DAMAGED as error:
+                self.report.left.append(f"{path}: can't be read further: {why(error)}")
+            if found.spans:
+                yield found
+
+    def _is_own(self, line: Line) -> bool:
+        """Return True if a line is the host's; note its text."""
+        if isinstance(line, StartLine):
+            self._digests = line.urls == "digest"
+        if isinstance(line, OutcomeLine):
+            own = line.lease in self._leases
+            self._leases.discard(line.lease)
+            return own
+        own = self._concerns(line)
+        if isinstance(line, GrantLine) and own:
+            self._leases.add(line.lease)
+        if isinstance(line, RobotsLine | GrantLine | RefusedLine | DecidedLine) and line.text:
+            (self.own_texts if own else self.other_texts).add(bytes.fromhex(line.text))
+        return own
+
+    def _concerns(self, line: Line) -> bool:
+        match line:
+            case RobotsLine():
+                return host_of(line.origin) == self.host
+            case GrantLine() if self._digests:
+                return any(one.scope == self.host for one in line.scopes)
+            case RefusedLine() | DecidedLine() if self._digests:
+                self.unknown += 1
+                return False
+            case GrantLine() | RefusedLine() | DecidedLine():
+                try:
+                    return parse(line.url).host == self.host
+                except InvalidURL:
+                    return self.host in line.url.lower()
+            case BlockLine() | PauseLine():
+                return line.scope == self.host
+            case OverrideLine():
+                return line.match == self.host
+            case _:
+                return False
+
+
+def is_written(path: Path) -> bool:
+    """Return True if a process has locked a segment, because it writes to it."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return path.name.endswith(OPEN)
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _host(text: str) -> str:
+    """Return the name of a host as lines have it. Raises ConfigError."""
+    with suppress(InvalidURL):
+        target = parse(f"http://{text}/")
+        if target.path == "/" and target.port == 80 and not target.userinfo:
+            return target.host
+    raise ConfigError(f"{text!r} is no host; give a name, such as www.example.org")
+
+
+def erase(
+    folder: Path, host: str, *, by: str, reason: str, key: SigningKey | None = None
+) -> ErasureReport:
+    """Replace the lines of a host, and remove the texts that only it used.
+
+    `by` and `reason` stand in the erasure; `key` signs its seal. Raises ConfigError for what is no
+    host, or a folder without a record, and OSError if a file can't be written.
+    """
+    host = _host(host)
+    report = ErasureReport(host=host)
+    search = _Search(host, report)
+    chains = find_chains([folder])
+    found = [segment for files in chains for segment in search.chain(files)]
+    for segment in found:
+        if segment.writing:
+            report.left.append(
+                f"{segment.path}: {segment.count:,} lines: a process writes to it; run this again "
+                "when it has ended or has begun its next segment"
+            )
+    ready = [segment for segment in found if not segment.writing]
+    if ready:
+        report.erasure = _write_erasure(folder, ready, host, by, reason, key)
+    for segment in ready:
+        _replace(segment)
+        report.segments += 1
+        report.lines += segment.count
+    if search.unknown:
+        report.left.append(
+            f"{search.unknown:,} refusals and decisions have URLs as digests: whose they are can't "
+            "be told"
+        )
+    _remove_texts(folder, chains, search, report)
+    return report
+
+
+def _remove_texts(
+    folder: Path, chains: Iterable[ChainFiles], search: _Search, report: ErasureReport
+) -> None:
+    texts = search.own_texts - search.other_texts
+    if not texts:
+        return
+    if any(one.segments and is_written(one.segments[max(one.segments)]) for one in chains):
+        report.left.append(
+            f"{len(texts):,} texts of the host: a process that writes to the folder may name them "
+            "again; run this again when it has ended"
+        )
+        return
+    for digest in texts:
+        with suppress(FileNotFoundError):
+            (folder / text_path(digest.hex())).unlink()
+            report.texts += 1
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def _write_erasure(
+    folder: Path,
+    segments: Iterable[_Segment],
+    host: str,
+    by: str,
+    reason: str,
+    key: SigningKey | None,
+) -> str:
+    """Write the chain that names the erased lines, and return its only segment."""
+    wall, pid = time.time(), os.getpid()
+    name = chain_name(socket.gethostname(), pid, wall)
+    t, m, prev, n = time_text(wall), time.monotonic(), NO_DIGEST, 0
+    lines: list[bytes] = []
+
+    def add(kind: str, **fields: object) -> None:
+        nonlocal prev, n
+        n += 1
+        lines.append(encode_line(n, prev, t, m, kind, fields))
+        prev = digest_of(lines[-1])
+
+    hidden = f"sha256:{hashlib.sha256(host.encode()).hexdigest()}"
+    for segment in segments:
+        for at in range(0, len(segment.spans), _MOST_SPANS):
+            spans = segment.spans[at : at + _MOST_SPANS]
+            add("erasure", segment=segment.name, host=hidden, lines=spans, by=by, reason=reason)
+    signature = None if key is None else sign_seal(key, name, n + 1, prev)
+    keyid = None if key is None else key.public.keyid
+    add("seal", lines=n, first=1, reason="end", key=keyid, signature=signature)
+    path = folder / str(SegmentName(name, 1))
+    write_whole(path, lambda write: [write(line + b"\n") for line in lines])
+    return path.name
+
+
+def _replace(segment: _Segment) -> None:
+    """Write a segment again, with its lines in the spans replaced."""
+    spans = iter(segment.spans)
+
+    def copy(write: Callable[[bytes], object]) -> None:
+        first, last = next(spans)
+        for octets, digest, whole in raw_lines(segment.path):
+            if not whole:
+                return  # a torn line, which is no part of the chain
+            if octets is None:
+                raise ConfigError(f"{segment.path}: a line is too long to be kept: see `verify`")
+            n = 0
+            with suppress(BadLine):
+                n = read_line(octets).n
+            if n > last:
+                first, last = next(spans, (1, 0))
+            write((_placeholder(octets, digest) if first <= n <= last else octets) + b"\n")
+
+    write_whole(segment.path, copy)
+
+
+def _placeholder(octets: bytes, digest: str) -> bytes:
+    line = read_line(octets)
+    return (
+        f'{{"v":{VERSION},"n":{line.n},"prev":"{line.prev}","kind":"erased","digest":"{digest}"}}'
+    ).encode()
+
+
+def write_whole(path: Path, fill: Callable[[Callable[[bytes], object]], object]) -> None:
+    """Write a file under another name, readable by its owner alone, and rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            if path.name.endswith(CLOSED):
+                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                    fill(packed.write)
+            else:
+                fill(file.write)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileNotFoundError):  # `audit.keep` goes by the time at which it was closed
+            os.utime(temporary, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def lines_of(report: ErasureReport) -> Iterator[str]:
+    """Yield the result as lines for people."""
+    if report.erasure is None:
+        yield f"no line of {report.host} can be erased"
+    else:
+        yield (
+            f"{report.lines:,} lines in {report.segments:,} segments are erased, as "
+            f"{report.erasure} says; {report.texts:,} texts are removed"
+        )
+    yield from (f"left: {printable(one, 500)}" for one in report.left)

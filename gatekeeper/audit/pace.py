@@ -1,0 +1,236 @@
+"""Checks that no request of an audit record came too early: by the intervals, blocks and pauses of
+each scope, over the chains of all gates that share it.
+
+The memory that it takes grows with the number of scopes and of open leases, not of lines.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gatekeeper.audit.lines import BlockLine, GrantLine, OutcomeLine, PauseLine
+
+TOLERANCE: Final = 0.1
+"""Seconds by which clocks of two processes may differ, unless the caller says otherwise."""
+SLACK: Final = 0.002
+"""Seconds by which a start may precede the end of the interval, on the one clock of a process:
+lines tell microseconds, and a start is written a moment after it is due."""
+_NAME_IS_GONE: Final = "no such name"
+"""Reason of a block that a request for robots.txt lifts: it shows whether the name exists again."""
+MAX_OPEN: Final = 100_000
+"""Leases without an outcome that are kept. Of more, the oldest count from their grant."""
+_MAX_STARTS: Final = 64
+"""Starts of a scope that are kept while leases of it are open."""
+_INF: Final = float("inf")
+
+
+class LeaseStart(msgspec.Struct, gc=False):
+    """The start of one request in one scope. A place is the file and `n` of its grant."""
+
+    wall: float
+    mono: float
+    interval: float
+    chain: int
+    file: str
+    n: int
+
+
+class HeldScope(NamedTuple):
+    """A block or a pause of a scope, in seconds since 1970."""
+
+    scope: str
+    since: float
+    until: float
+    own: bool
+    """The process of the lease itself said so."""
+    paused: bool
+
+
+class ScopeLog(msgspec.Struct):
+    """What is known about one scope."""
+
+    starts: list[LeaseStart] = msgspec.field(default_factory=list)
+    """The last ones, ordered by time."""
+    open: int = 0
+    """Leases without an outcome yet."""
+    blocked_until: float = 0.0
+    blocked_since: float = 0.0
+    blocked_by: int = -1
+    """The chain that says so."""
+    block_reason: str | None = None
+    paused: bool = False
+    shortest: float = _INF
+    """The shortest time between two starts in seconds, and the interval in force then."""
+    interval_then: float = 0.0
+
+    def hold(self, scope: str, chain: int) -> HeldScope:
+        """Return the block or pause that is in force, as the gate of a chain sees it."""
+        own = chain == self.blocked_by
+        return HeldScope(scope, self.blocked_since, self.blocked_until, own, self.paused)
+
+
+class PendingLease(msgspec.Struct):
+    """A grant whose outcome is still to come."""
+
+    wall: float
+    mono: float
+    chain: int
+    file: str
+    n: int
+    scopes: list[tuple[ScopeLog, str, float]]
+    """The log, the name and the interval of each."""
+    holds: list[HeldScope]
+    """The blocks and pauses that the record has before the grant."""
+
+
+class TooEarly(msgspec.Struct, frozen=True):
+    """A request that came too early, with the place of its grant."""
+
+    file: str
+    n: int
+    text: str
+
+
+class Pace:
+    """Follows the grants, outcomes and blocks of all chains, in the order of time."""
+
+    def __init__(self, tolerance: float = TOLERANCE) -> None:
+        self.tolerance: float = tolerance
+        self.compared: int = 0
+        """Pairs of starts in one scope that were compared."""
+        self.requests: int = 0
+        self.unused: int = 0
+        """Leases that sent no request."""
+        self.without_outcome: int = 0
+        """Leases that count from their grant."""
+        self.scopes: dict[str, ScopeLog] = {}
+        self._open: dict[tuple[int, str], PendingLease] = {}
+
+    def _log(self, scope: str) -> ScopeLog:
+        log = self.scopes.get(scope)
+        if log is None:
+            log = self.scopes[scope] = ScopeLog()
+        return log
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Iterator[TooEarly]:
+        """Note a grant. Yield what is wrong with it."""
+        scopes = [(self._log(one.scope), one.scope, one.interval) for one in line.scopes]
+        holds = [
+            HeldScope(
+                name, log.blocked_since, log.blocked_until, chain == log.blocked_by, log.paused
+            )
+            for log, name, _ in scopes
+            if (log.blocked_until > wall or log.paused)
+            and not (line.robots and log.block_reason == _NAME_IS_GONE)
+        ]
+        for log, _, _ in scopes:
+            log.open += 1
+        if len(self._open) >= MAX_OPEN:
+            yield from self._close(next(iter(self._open)), None)
+        key = (chain, line.lease)
+        if key in self._open:
+            yield TooEarly(file, line.n, "it has the id of a lease that has not ended")
+            yield from self._close(key, None)
+        self._open[key] = PendingLease(wall, line.m, chain, file, line.n, scopes, holds)
+
+    def outcome(self, line: OutcomeLine, chain: int) -> Iterator[TooEarly]:
+        """Note the outcome of a lease. Yield what is wrong."""
+        key = (chain, line.lease)
+        if key not in self._open:
+            return  # its grant was erased, or stands in a segment that was removed
+        if line.start is None:
+            self.unused += 1
+            for log, _, _ in self._open.pop(key).scopes:
+                log.open -= 1
+        else:
+            yield from self._close(key, line.start.timestamp())
+
+    def end(self, chain: int) -> Iterator[TooEarly]:
+        """Note the end of a chain: leases without an outcome count from their grant."""
+        for key in [key for key in self._open if key[0] == chain]:
+            self.without_outcome += 1
+            yield from self._close(key, None)
+
+    def block(self, line: BlockLine, wall: float, chain: int) -> None:
+        """Note a block, or that it is lifted."""
+        log = self._log(line.scope)
+        until = wall if line.until is None else line.until.timestamp()
+        if until <= wall:
+            log.blocked_until = 0.0
+        elif until > log.blocked_until:
+            log.blocked_until, log.blocked_since = until, wall
+            log.blocked_by, log.block_reason = chain, line.reason
+
+    def pause(self, line: PauseLine, wall: float, chain: int) -> None:
+        """Note a pause, or its end."""
+        log = self._log(line.scope)
+        log.paused = not line.ended
+        log.blocked_since, log.blocked_by, log.block_reason = wall, chain, line.reason
+
+    # --- the checks -----------------------------------------------------------------------------
+
+    def _held(self, lease: PendingLease, wall: float) -> Iterator[TooEarly]:
+        """Yield the blocks and pauses in which a request began."""
+        for one in lease.holds:
+            slack = SLACK if one.own else self.tolerance
+            if wall < one.since + (0.0 if one.own else slack):
+                continue  # it was granted before
+            left = one.until - wall
+            if one.paused or left > slack:
+                text = "paused" if one.paused else f"blocked for {left:.3f} s more"
+                yield TooEarly(lease.file, lease.n, f"{one.scope} is {text}")
+
+    def _close(self, key: tuple[int, str], start: float | None) -> Iterator[TooEarly]:
+        """End a lease whose request was sent at `start`; None: at its grant, as far as is known."""
+        lease = self._open.pop(key)
+        wall = lease.wall if start is None else start
+        mono = lease.mono + (wall - lease.wall)
+        self.requests += 1
+        yield from self._held(lease, wall)
+        for log, name, interval in lease.scopes:
+            log.open -= 1
+            one = LeaseStart(wall, mono, interval, lease.chain, lease.file, lease.n)
+            yield from self._insert(name, log, one)
+
+    def _insert(self, name: str, log: ScopeLog, one: LeaseStart) -> Iterator[TooEarly]:
+        """Put a start among those of its scope, and compare it with its neighbours."""
+        starts = log.starts
+        place = len(starts)
+        if starts and one.wall < starts[-1].wall:
+            place = bisect.bisect_right(starts, one.wall, key=attrgetter("wall"))
+        starts.insert(place, one)
+        for at in (place, place + 1):
+            if 0 < at < len(starts):
+                before, after = starts[at - 1], starts[at]
+                if (gap := after.wall - before.wall) < log.shortest:
+                    log.shortest, log.interval_then = gap, after.interval
+                yield from self._compare(name, before, after)
+        if not log.open:
+            del starts[:-1]
+        elif len(starts) > _MAX_STARTS:
+            del starts[: -_MAX_STARTS // 2]
+
+    def _compare(self, name: str, before: LeaseStart, one: LeaseStart) -> Iterator[TooEarly]:
+        self.compared += 1
+        gap, wanted, clock = one.wall - before.wall, one.interval, ""
+        own, slack = before.chain == one.chain, SLACK + wanted * 0.001  # clocks are adjusted slowly
+        mono = one.mono - before.mono
+        if gap < wanted - (max(slack, self.tolerance) if own else self.tolerance):
+            clock = f" by the wall clock, {mono:.3f} s by the monotonic one" if own else ""
+        elif own and mono < wanted - slack:
+            gap, clock = mono, " by the monotonic clock"
+        else:
+            return
+        yield TooEarly(
+            one.file,
+            one.n,
+            f"{name} was asked {gap:.3f} s after line {before.n} of {before.file}{clock}; "
+            f"the interval in force is {wanted:.3f} s",
+        )

@@ -1,0 +1,424 @@
+"""Reads the chains of a folder, and checks that each line follows the one before.
+
+Several chains are read as one stream, ordered by time. A file is open only while its lines are
+read, and no more than one line of a chain is in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import heapq
+import os
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import msgspec
+
+from gatekeeper.audit.chain import (
+    CLOSED,
+    NO_DIGEST,
+    OPEN,
+    SEAL,
+    BadLine,
+    SegmentName,
+    digest_of,
+    is_signed,
+)
+from gatekeeper.audit.lines import (
+    MAX_LINE,
+    EndLine,
+    ErasedLine,
+    Line,
+    SealLine,
+    StartLine,
+    read_line,
+)
+from gatekeeper.errors import ConfigError
+from gatekeeper.signing import PublicKey
+from gatekeeper.urls import printable
+
+DAMAGED = (OSError, EOFError, zlib.error)
+"""What a file that can't be read, or a damaged compressed one, raises."""
+
+
+class AuditDifference(msgspec.Struct, frozen=True):
+    """One thing in a record that is not as it has to be, with its place."""
+
+    what: str
+    """chain, seal, witness, decision, pace or erasure."""
+    file: str
+    line: int
+    """`n` of the line; 0: the file as a whole."""
+    text: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}: line {self.line}" if self.line else self.file
+        return f"{place}: {self.what}: {self.text}"
+
+
+Report = Callable[[AuditDifference], None]
+
+
+class ChainFiles(msgspec.Struct, eq=False):
+    """The files of one chain."""
+
+    folder: Path
+    name: str
+    segments: dict[int, Path]
+    seals: dict[int, Path]
+    """The seals that removed segments left behind."""
+
+    @property
+    def started(self) -> float:
+        """Seconds since 1970 at which the chain began, by its name; 0 if the name has no time."""
+        try:
+            at = datetime.strptime(self.name.rpartition("-")[2], "%Y%m%dT%H%M%S%fZ")
+        except ValueError:
+            return 0.0
+        return at.replace(tzinfo=UTC).timestamp()
+
+
+class ChainEntry(NamedTuple):
+    """A line with its place. Entries are ordered by time, and then by their chain."""
+
+    wall: float
+    chain: int
+    """The number of its chain in the list of all."""
+    line: Line | None
+    """None at the end of its chain."""
+    file: str
+
+
+def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
+    """Return the chains of the folders, by the time at which they began.
+
+    A folder that is given twice counts once. Raises ConfigError for one that can't be read or has
+    no chain, and for a chain that is in two of them.
+    """
+    found: list[ChainFiles] = []
+    places: dict[str, Path] = {}
+    for folder in {os.path.realpath(one): Path(one) for one in folders}.values():
+        chains: dict[str, ChainFiles] = {}
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            raise ConfigError(f"{folder}: can't be read ({error.strerror})") from error
+        for name in names:  # a `.jsonl` comes before its `.jsonl.gz`, which may be half written
+            parts = SegmentName.parse(name)
+            if parts is None:
+                continue
+            chain = chains.setdefault(parts.chain, ChainFiles(folder, parts.chain, {}, {}))
+            parts_of = chain.seals if parts.suffix == SEAL else chain.segments
+            parts_of.setdefault(parts.number, folder / name)
+        if not chains:
+            raise ConfigError(f"{folder}: no audit record: it has no file NAME-000001{OPEN}")
+        for name, chain in chains.items():
+            if places.setdefault(name, folder) != folder:
+                raise ConfigError(
+                    f"{folder}: chain {name} is in {places[name]} as well: give each record once"
+                )
+            found.append(chain)
+    return sorted(found, key=lambda chain: (chain.started, chain.name))
+
+
+class RawLine(NamedTuple):
+    """One line of a file."""
+
+    octets: bytes | None
+    """Without its newline; None if it is longer than MAX_LINE."""
+    digest: str
+    whole: bool
+    """It has its newline."""
+
+
+def raw_lines(path: Path) -> Generator[RawLine, None, None]:
+    """Yield the lines of a segment. One that is compressed meanwhile is read from its new file.
+
+    Raises OSError, EOFError or zlib.error.
+    """
+    with _opened(path) as file:
+        while octets := file.readline(MAX_LINE):
+            if octets.endswith(b"\n"):
+                octets = octets[:-1]
+                yield RawLine(octets, digest_of(octets), True)
+            elif len(octets) < MAX_LINE:
+                yield RawLine(octets, digest_of(octets), False)
+            else:
+                yield _long_line(octets, file)
+
+
+def _long_line(octets: bytes, file: BinaryIO) -> RawLine:
+    digest, whole = hashlib.sha256(octets), False
+    while not whole and (octets := file.readline(MAX_LINE)):
+        whole = octets.endswith(b"\n")
+        digest.update(octets[:-1] if whole else octets)
+    return RawLine(None, digest.hexdigest(), whole)
+
+
+def _opened(path: Path) -> BinaryIO:
+    with suppress(FileNotFoundError):
+        return _open(path)
+    plain = path.name.removesuffix(CLOSED).removesuffix(OPEN)
+    return _open(path.with_name(plain + (OPEN if path.name.endswith(CLOSED) else CLOSED)))
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise OSError(0, "not a file", str(path))
+    if path.name.endswith(CLOSED):
+        return cast("BinaryIO", gzip.open(path))
+    return path.open("rb", buffering=262_144)
+
+
+def why(error: BaseException) -> str:
+    """Return what was wrong with a file, in a few words."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def add_to(spans: list[list[int]], n: int) -> None:
+    """Add a number to the spans of first and last numbers that stand together."""
+    if spans and spans[-1][1] == n - 1:
+        spans[-1][1] = n
+    else:
+        spans.append([n, n])
+
+
+def moment_text(at: datetime) -> str:
+    """Return a time for people, in UTC to the second."""
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+class ChainReader:
+    """Reads one chain. What does not fit is reported, and reading goes on behind it.
+
+    Iterate over `entries` once; the attributes are final at its end.
+    """
+
+    def __init__(
+        self, number: int, files: ChainFiles, report: Report, *, keys: Sequence[PublicKey] = ()
+    ) -> None:
+        """`keys`: every seal has to be signed with one of them. Without any, no signature is
+        checked."""
+        self.number: int = number
+        self.files: ChainFiles = files
+        self.wanted: dict[int, str] = {}
+        """Digests of lines, by `n`, that starts of other chains name."""
+        self.count: int = 0
+        self.placeholders: dict[str, list[list[int]]] = {}
+        """First and last `n` of erased lines that stand together, by the segment."""
+        self.seals: int = 0
+        self.kept_seals: int = 0
+        self.signed_by: set[str | None] = set()
+        """The keys that sealed it, by their thumbprints; None: a seal without a signature."""
+        self.sealed: SealLine | None = None
+        """The last seal that is as it has to be."""
+        self.last: int = 0
+        """`n` of the last line."""
+        self.torn: bool = False
+        """Its last line was not written to its end."""
+        self.ended: bool = False
+        """It has a line `end`: the process closed it."""
+        self.wall: float = files.started
+        """Seconds since 1970 of the last line."""
+        self._report = report
+        self._keys = {key.keyid: key for key in keys}
+        self._prev, self._next = NO_DIGEST, 1
+        self._jump = False
+        """What is read next need not follow: what is missing is reported already."""
+        self._file = str(files.folder / files.name)
+
+    def entries(self) -> Iterator[ChainEntry]:
+        """Yield every line that can be read, and an entry without a line at the end."""
+        segments, seals = self.files.segments, self.files.seals
+        numbers = sorted({*segments, *seals})
+        expected = 1
+        for number in numbers:
+            self._file = str(segments.get(number) or seals[number])
+            if number != expected:
+                self._differ(f"segments {expected} to {number - 1} are missing, and left no seal")
+                self._jump = True
+            expected = number + 1
+            if number in segments:
+                yield from self._segment(number, is_last=number == numbers[-1])
+            else:
+                self._read_kept_seal(seals[number], is_last=number == numbers[-1])
+        for n in sorted(n for n in self.wanted if n > self.last):
+            self._differ(f"line {n}, which a later start names, is missing: the tail is removed", n)
+        yield ChainEntry(self.wall, self.number, None, self._file)
+
+    def _segment(self, number: int, *, is_last: bool) -> Iterator[ChainEntry]:
+        path, sealed = self.files.segments[number], False
+        first = None if self._jump else self._next
+        file, name = self._file, str(SegmentName(self.files.name, number))
+        try:
+            for octets, digest, whole in raw_lines(path):
+                n = self._next
+                if not whole:
+                    self._cut(n, is_last=is_last)
+                    break
+                if sealed:
+                    self._differ("it stands behind the seal of its segment", n)
+                    sealed = False
+                line = self._line(octets, digest)
+                if line is None:
+                    continue
+                first = first or line.n
+                if isinstance(line, ErasedLine):
+                    add_to(self.placeholders.setdefault(name, []), line.n)
+                else:
+                    self.wall = line.t.timestamp()
+                    if isinstance(line, SealLine):
+                        sealed = True
+                        self._check_seal(line, first)
+                    elif isinstance(line, EndLine):
+                        self.ended = True
+                yield ChainEntry(self.wall, self.number, line, file)
+        except DAMAGED as error:
+            self._differ(f"can't be read further: {why(error)}", self._next)
+            self._jump = True
+        if not sealed and not is_last:
+            self._differ("it ends without a seal, but is not the last segment")
+
+    def _line(self, octets: bytes | None, digest: str) -> Line | None:
+        """Read the next line, and check that it follows; None if it can't be read."""
+        n, prev = self._next, self._prev
+        self.count += 1
+        try:
+            if octets is None:
+                raise BadLine(f"longer than {MAX_LINE:,} octets")
+            line = read_line(octets)
+        except BadLine as error:
+            self._differ(f"no line of a record: {printable(str(error), 200)}", n)
+            self._prev, self._next, self.last = digest, n + 1, n
+            return None
+        if not self._jump:
+            if line.n != n:
+                self._differ(f"line {line.n} stands here: lines were added, removed or moved", n)
+            elif line.prev != prev:
+                self._differ(f"it does not follow line {n - 1}: one of the two was changed", n)
+        self._jump = False
+        if isinstance(line, ErasedLine):
+            digest = line.digest
+        wanted = self.wanted.pop(line.n, digest) if self.wanted else digest
+        if wanted != digest:
+            self._differ("it is not the line that a later start names", line.n)
+        self._prev, self._next, self.last = digest, line.n + 1, line.n
+        return line
+
+    def _cut(self, n: int, *, is_last: bool) -> None:
+        if is_last:
+            self.torn = True
+        else:
+            self._differ("it is cut off, but not the last one of its chain", n)
+
+    # --- seals ------------------------------------------------------------------------------
+
+    def _read_kept_seal(self, path: Path, *, is_last: bool) -> None:
+        """Read the last line of a segment that was removed."""
+        try:
+            octets, digest, _ = next(raw_lines(path), RawLine(b"", "", False))
+            line = read_line(octets or b"")
+        except (*DAMAGED, BadLine) as error:
+            self._differ(f"can't be read: {printable(why(error), 200)}", what="seal")
+            self._jump = True
+            return
+        self.kept_seals += 1
+        if isinstance(line, ErasedLine):
+            digest = line.digest
+        else:
+            self.wall = line.t.timestamp()
+        if isinstance(line, SealLine):
+            if not self._jump and line.first != self._next:
+                self._differ(f"its segment began at {line.first}, not {self._next}", line.n)
+            self._check_seal(line, line.first)
+        elif not is_last:  # a segment that a killed process left has no seal
+            self._differ("it is no seal, but not of the last segment", line.n, "seal")
+        self._jump, self._prev, self._next, self.last = False, digest, line.n + 1, line.n
+        if self.wanted.pop(line.n, digest) != digest:
+            self._differ("it is not the line that a later start names", line.n)
+        self.wanted = {n: wanted for n, wanted in self.wanted.items() if n > line.n}
+
+    def _check_seal(self, line: SealLine, first: int) -> None:
+        self.seals += 1
+        self.signed_by.add(line.key)
+        wrong = ""
+        if line.first != first or line.lines != line.n - 1:
+            wrong = f"it counts lines {line.first} to {line.lines}, not {first} to {line.n - 1}"
+        elif self._keys:
+            key = self._keys.get(line.key or "")
+            if line.signature is None:
+                wrong = "it is not signed"
+            elif key is None:
+                wrong = f"it is signed by another key: {printable(str(line.key), 60)}"
+            elif not is_signed(key, self.files.name, line.n, line.prev, line.signature):
+                wrong = "its signature does not hold"
+        if wrong:
+            self._differ(wrong, line.n, "seal")
+        else:
+            self.sealed = line
+
+    def _differ(self, text: str, n: int = 0, what: str = "chain") -> None:
+        self._report(AuditDifference(what, self._file, n, text))
+
+
+def read_chains(
+    folders: Iterable[Path], report: Report, *, keys: Sequence[PublicKey] = ()
+) -> list[ChainReader]:
+    """Return a reader for each chain of the folders, by the time at which they began.
+
+    Each knows which of its lines the starts of others name. Raises ConfigError.
+    """
+    readers = [
+        ChainReader(number, files, report, keys=keys)
+        for number, files in enumerate(find_chains(folders))
+    ]
+    by_name = {(one.files.folder, one.files.name): one for one in readers}
+    for reader in readers:
+        start = _start_of(reader.files)
+        for named in () if start is None else start.chains:
+            parts = SegmentName.parse(named.segment)
+            other = parts and by_name.get((reader.files.folder, parts.chain))
+            if other is not None and other is not reader:
+                other.wanted[named.n] = named.digest
+            elif other is None:
+                name = printable(named.segment, 120)
+                text = f"{name}, which its start names up to line {named.n}, is missing"
+                report(AuditDifference("chain", str(reader.files.segments[1]), 1, text))
+    return readers
+
+
+def _start_of(files: ChainFiles) -> StartLine | None:
+    """Return the first line of a chain if it is a start; None if it was removed, or is damaged."""
+    if 1 not in files.segments:
+        return None
+    with suppress(*DAMAGED, BadLine), closing(raw_lines(files.segments[1])) as lines:
+        first = next(lines, None)
+        line = read_line(first.octets or b"") if first is not None and first.whole else None
+        return line if isinstance(line, StartLine) else None
+    return None
+
+
+def merged(readers: Iterable[ChainReader]) -> Iterator[ChainEntry]:
+    """Yield the entries of all chains, ordered by time.
+
+    A chain is opened when the others have come to the time at which it began, so that few are open
+    at the same time.
+    """
+    waiting = sorted(readers, key=lambda one: -one.files.started)
+    heap: list[tuple[ChainEntry, Iterator[ChainEntry]]] = []
+    while waiting or heap:
+        while waiting and (not heap or waiting[-1].files.started <= heap[0][0].wall):
+            entries = waiting.pop().entries()
+            heapq.heappush(heap, (next(entries), entries))
+        entry, entries = heap[0]
+        yield entry
+        following = next(entries, None)
+        if following is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (following, entries))

@@ -1,0 +1,312 @@
+"""What an audit record says in sum, for people: who was asked how often and how fast, what was
+refused and why, which signals were met, and who decided otherwise.
+
+One pass verifies the record and counts. The memory grows with the number of hosts; the report
+shows the busiest ones, and the sum of the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gatekeeper.audit.lines import (
+    BlockLine,
+    DecidedLine,
+    GrantLine,
+    Line,
+    OutcomeLine,
+    OverrideLine,
+    RefusedLine,
+    RobotsLine,
+    StartLine,
+)
+from gatekeeper.audit.pace import TOLERANCE, ScopeLog
+from gatekeeper.audit.reading import ChainEntry, moment_text
+from gatekeeper.audit.verify import Verification, VerifyReport
+from gatekeeper.clock import utc
+from gatekeeper.errors import InvalidURL
+from gatekeeper.signing import PublicKey
+from gatekeeper.urls import parse
+
+MAX_HOSTS: Final = 200
+"""Hosts that a report shows."""
+MAX_ROWS: Final = 200
+"""Rows of every other table."""
+_MAX_BARS: Final = 120
+"""Points in time of the chart. They move apart when a record is longer."""
+_MAX_TEXT: Final = 300
+_OTHERS: Final = "others"
+
+
+class HostRow(msgspec.Struct, gc=False):
+    """What a record says of one host."""
+
+    host: str
+    requests: int = 0
+    """Requests that were sent, those for robots.txt included."""
+    robots: int = 0
+    """Requests for robots.txt."""
+    refused: int = 0
+    """Requests that were denied or put off."""
+    failed: int = 0
+    """Requests without a response, or answered with 429 or 5xx."""
+    bytes: int = 0
+    blocks: int = 0
+    shortest: float | None = None
+    """The shortest time between two requests, in seconds; None: there was one only."""
+    interval: float | None = None
+    """The interval in force then."""
+    asked: str = ""
+    """Where the interval of the last request came from."""
+
+
+class OverrideRow(msgspec.Struct):
+    """A rule of the operator, and who set it."""
+
+    match: str
+    by: str | None
+    reason: str | None
+    since: str
+    until: str | None
+    rule: str
+    """What it sets."""
+    ended: str | None = None
+
+
+class AuditReport(msgspec.Struct, kw_only=True):
+    """A record in sum."""
+
+    verified: VerifyReport
+    user_agents: list[str] = []
+    versions: list[str] = []
+    hosts: list[HostRow] = []
+    """The busiest ones."""
+    other_hosts: int = 0
+    others: HostRow = msgspec.field(default_factory=lambda: HostRow(_OTHERS))
+    """The sum of the hosts that are not shown."""
+    allowed: dict[str, int] = {}
+    """Leases for pages, by the reason of their decision."""
+    refused: dict[str, int] = {}
+    """Refusals, as "deny: rule"."""
+    statuses: dict[str, int] = {}
+    files: dict[str, int] = {}
+    """What was read in place of robots.txt, by the outcome."""
+    signals: dict[str, int] = {}
+    overrides: list[OverrideRow] = []
+    blocks: int = 0
+    interval: float = 60.0
+    """Seconds between two points of `times`."""
+    times: list[tuple[str, int, int]] = []
+    """Requests and refusals from each time on."""
+
+
+class TimeSeries:
+    """Counts over time, in a bounded number of equal spans."""
+
+    def __init__(self) -> None:
+        self.seconds: int = 60
+        self.spans: dict[int, list[int]] = {}
+
+    def add(self, wall: float, which: int) -> None:
+        """Count one event of a kind, 0 or 1."""
+        number = int(wall // self.seconds)
+        span = self.spans.get(number)
+        if span is None:
+            span = self.spans[number] = [0, 0]
+            self._make_room()
+            span = self.spans[int(wall // self.seconds)]
+        span[which] += 1
+
+    def _make_room(self) -> None:
+        while max(self.spans) - min(self.spans) >= _MAX_BARS:
+            self.seconds *= 2
+            old, self.spans = self.spans, {}
+            for number, counts in old.items():
+                new = self.spans.setdefault(number // 2, [0, 0])
+                new[0] += counts[0]
+                new[1] += counts[1]
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """Return each span with its begin and counts, those without events included."""
+        if not self.spans:
+            return []
+        found = []
+        for number in range(min(self.spans), max(self.spans) + 1):
+            one, two = self.spans.get(number, (0, 0))
+            found.append((moment_text(utc(number * self.seconds)), one, two))
+        return found
+
+
+def _bounded(counter: Counter[str], key: str) -> None:
+    """Count a key that a site may choose: of very many ones only some are kept."""
+    if key in counter or len(counter) < MAX_ROWS:
+        counter[key] += 1
+    else:
+        counter[_OTHERS] += 1
+
+
+class _Sums:
+    """Counts the lines of a record."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, HostRow] = {}
+        self.leases: dict[tuple[int, str], str] = {}
+        """The hosts of open leases."""
+        self.series = TimeSeries()
+        self.allowed: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.files: Counter[str] = Counter()
+        self.signals: Counter[str] = Counter()
+        self.agents: Counter[str] = Counter()
+        self.versions: Counter[str] = Counter()
+        self.overrides: list[OverrideRow] = []
+        self.in_force: dict[tuple[int, str], OverrideRow] = {}
+        self.blocks = 0
+
+    def row(self, host: str) -> HostRow:
+        """Return the row of a host."""
+        row = self.hosts.get(host)
+        if row is None:
+            row = self.hosts[host] = HostRow(host)
+        return row
+
+    def see(self, entry: ChainEntry, line: Line) -> None:
+        """Count one line."""
+        match line:
+            case GrantLine():
+                self._grant(entry, line)
+            case OutcomeLine():
+                self._outcome(entry, line)
+            case RefusedLine() | DecidedLine():
+                self._refusal(entry, line)
+            case RobotsLine():
+                _bounded(self.files, line.outcome)
+            case BlockLine() if line.until is not None and line.until > line.t:
+                self.blocks += 1
+                if line.scope in self.hosts:
+                    self.row(line.scope).blocks += 1
+            case OverrideLine():
+                self._override(entry, line)
+            case StartLine():
+                _bounded(self.agents, line.user_agent)
+                _bounded(self.versions, line.gatekeeper)
+            case _:
+                pass
+
+    def _grant(self, entry: ChainEntry, line: GrantLine) -> None:
+        host = line.scopes[0].scope if line.scopes else ""
+        row = self.row(host)
+        if line.robots:
+            row.robots += 1
+        else:
+            _bounded(self.allowed, str(line.reason))
+        row.requests += 1
+        if line.scopes:
+            row.asked = line.scopes[0].source
+        self.series.add(entry.wall, 0)
+        self.leases[entry.chain, line.lease] = host
+        if len(self.leases) > 100_000:  # of processes that were killed
+            del self.leases[next(iter(self.leases))]
+
+    def _outcome(self, entry: ChainEntry, line: OutcomeLine) -> None:
+        host = self.leases.pop((entry.chain, line.lease), None)
+        if host is None:
+            return
+        row = self.row(host)
+        if line.start is None:  # it was given back
+            row.requests -= 1
+            return
+        row.bytes += line.size or 0
+        status = line.status
+        if status is None or status == 429 or status >= 500:
+            row.failed += 1
+        _bounded(self.statuses, "no response" if status is None else str(status))
+        for name, value in line.signals.items():
+            _bounded(self.signals, f"{name}: {_words(value)}"[:_MAX_TEXT])
+
+    def _refusal(self, entry: ChainEntry, line: RefusedLine | DecidedLine) -> None:
+        if line.verdict == "allow":
+            return
+        _bounded(self.refused, f"{line.verdict}: {line.reason}")
+        self.series.add(entry.wall, 1)
+        try:
+            self.row(parse(line.url).host).refused += 1
+        except InvalidURL:
+            self.row("").refused += 1
+
+    def _override(self, entry: ChainEntry, line: OverrideLine) -> None:
+        row = self.in_force.pop((entry.chain, line.match), None)
+        at = moment_text(line.t)
+        if row is not None:
+            row.ended = at
+        if line.ended or len(self.overrides) >= MAX_ROWS:
+            return
+        until = None if line.until is None else moment_text(line.until)
+        rule = {k: v for k, v in (line.rule or {}).items() if v is not None and k not in _SHOWN}
+        row = OverrideRow(line.match, line.by, line.reason, at, until, _words(rule)[:_MAX_TEXT])
+        self.overrides.append(row)
+        self.in_force[entry.chain, line.match] = row
+
+
+_SHOWN: Final = frozenset({"match", "by", "reason", "until"})
+"""Fields of a rule that have columns of their own."""
+
+
+def _words(value: Any) -> str:
+    """Return a value as text for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+def report_of(
+    folders: Sequence[Path],
+    *,
+    version: str,
+    keys: Sequence[PublicKey] = (),
+    tolerance: float = TOLERANCE,
+) -> AuditReport:
+    """Verify the records in the folders, and sum them up. The arguments are those of `verify`."""
+    sums = _Sums()
+    verification = Verification(list(folders), version, keys, tolerance)
+    verified = verification.run(sums.see)
+    for host, row in sums.hosts.items():
+        _add_pace(row, verification.pace.scopes.get(host))
+    rows = sorted(sums.hosts.values(), key=lambda row: (-row.requests, -row.refused, row.host))
+    report = AuditReport(
+        verified=verified,
+        user_agents=sorted(sums.agents),
+        versions=sorted(sums.versions),
+        hosts=rows[:MAX_HOSTS],
+        other_hosts=max(0, len(rows) - MAX_HOSTS),
+        allowed=dict(sums.allowed.most_common()),
+        refused=dict(sums.refused.most_common()),
+        statuses=dict(sums.statuses.most_common()),
+        files=dict(sums.files.most_common()),
+        signals=dict(sums.signals.most_common()),
+        overrides=sums.overrides,
+        blocks=sums.blocks,
+        interval=float(sums.series.seconds),
+        times=sums.series.rows(),
+    )
+    for row in rows[MAX_HOSTS:]:
+        _add_row(report.others, row)
+    return report
+
+
+def _add_pace(row: HostRow, log: ScopeLog | None) -> None:
+    if log is not None and log.shortest < float("inf"):
+        row.shortest, row.interval = log.shortest, log.interval_then
+
+
+def _add_row(total: HostRow, row: HostRow) -> None:
+    for name in ("requests", "robots", "refused", "failed", "bytes", "blocks"):
+        setattr(total, name, getattr(total, name) + getattr(row, name))

@@ -1,0 +1,240 @@
+"""Tells in words what an audit record has about a URL, a host, a lease or a decision."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gatekeeper.audit.decisions import ChainState, WrongText
+from gatekeeper.audit.lines import (
+    BlockLine,
+    DecidedLine,
+    GrantLine,
+    Line,
+    OutcomeLine,
+    OverrideLine,
+    PauseLine,
+    RefusedLine,
+    RobotsLine,
+    StartLine,
+)
+from gatekeeper.audit.reading import ChainEntry, merged, moment_text, read_chains
+from gatekeeper.clock import number
+from gatekeeper.errors import InvalidURL
+from gatekeeper.urls import host_of, parse, printable
+
+_MOST_LEASES: Final = 100_000
+"""Open leases that are followed."""
+_MAX_SHOWN: Final = 300
+
+
+class ShownLine(msgspec.Struct, frozen=True):
+    """A line of a record, and what it means."""
+
+    file: str
+    n: int
+    time: str
+    words: list[str]
+    line: dict[str, Any]
+    """The line itself."""
+
+
+class AskedFor:
+    """What somebody asks about: a URL, a host, or the id of a lease or a decision."""
+
+    def __init__(self, what: str) -> None:
+        """A text with `://` is a URL."""
+        self.text: str = what
+        self.url: str | None = None
+        self.host: str | None = None
+        if "://" in what:
+            self.url = parse(what).url
+            return
+        try:
+            self.host = parse(f"http://{what}/").host
+        except InvalidURL:
+            return  # the id of a lease is no host
+
+
+class _Finder:
+    """Picks the lines of one chain that the question is about."""
+
+    def __init__(self, question: AskedFor, folder: Path) -> None:
+        self.question = question
+        self._state = ChainState(folder)
+        self._salt = ""
+        self._leases: dict[str, None] = {}
+
+    def concerns(self, line: Line) -> bool:
+        """Return True if a line is about what was asked for."""
+        asked = self.question
+        self._state.note(line)
+        match line:
+            case StartLine():
+                self._salt = line.salt or ""
+                return False
+            case GrantLine():
+                found = asked.text in (line.lease, line.decision) or self._is_url(line.url)
+                found = found or any(one.scope == asked.host for one in line.scopes)
+                if found:
+                    self._leases[line.lease] = None
+                    if len(self._leases) > _MOST_LEASES:
+                        del self._leases[next(iter(self._leases))]
+                return found
+            case OutcomeLine():
+                return self._leases.pop(line.lease, 0) is None
+            case RefusedLine() | DecidedLine():
+                return asked.text == line.decision or self._is_url(line.url)
+            case RobotsLine():
+                return host_of(line.origin) == (asked.host or "") or self._is_origin(line.origin)
+            case BlockLine() | PauseLine():
+                return line.scope == asked.host
+            case OverrideLine():
+                return line.match == asked.host
+            case _:
+                return False
+
+    def _is_origin(self, origin: str) -> bool:
+        url = self.question.url
+        return url is not None and url.startswith(origin + "/")
+
+    def _is_url(self, written: str) -> bool:
+        asked, urls = self.question, self._state.urls
+        if asked.url is not None and urls == "digest":
+            return written == hashlib.sha256(f"{self._salt}{asked.url}".encode()).hexdigest()
+        if asked.url is not None:
+            url = asked.url if urls == "full" else asked.url.split("?")[0]
+            return written == url or (written.startswith("http") and _parsed(written) == url)
+        return asked.host is not None and "://" in written and _host(written) == asked.host
+
+    # --- in words ---------------------------------------------------------------------------
+
+    def words(self, line: Line) -> Iterator[str]:
+        """Yield what a line means, one sentence each."""
+        match line:
+            case GrantLine():
+                yield from self._grant(line)
+            case OutcomeLine():
+                yield from _outcome(line)
+            case RefusedLine() | DecidedLine():
+                said = {"deny": "refused", "defer": "put off", "allow": "allowed"}[line.verdict]
+                again = "" if line.retry_at is None else f"; again at {moment_text(line.retry_at)}"
+                yield f"{line.url} was {said} to {line.agent}: {line.reason}{again}"
+                yield from self._rule(line.text, line.line)
+            case RobotsLine():
+                yield from _robots(line)
+            case BlockLine():
+                if line.until is None or line.until <= line.t:
+                    yield f"the block of {line.scope} was lifted by {line.by or 'nobody named'}"
+                else:
+                    yield f"{line.scope} was blocked until {_time(line.until)}: {line.reason}"
+            case PauseLine():
+                done = "resumed" if line.ended else "paused"
+                yield f"{line.scope} was {done} by {line.by or 'nobody named'}"
+            case OverrideLine():
+                yield from _override(line)
+            case _:
+                pass
+
+    def _grant(self, line: GrantLine) -> Iterator[str]:
+        what = "a request for robots.txt" if line.robots else str(line.reason)
+        yield f"{line.url} was granted to {line.agent}: {what} (lease {line.lease})"
+        yield from self._rule(line.text, line.line)
+        for one in line.scopes:
+            since = "none is known" if one.since is None else f"{number(one.since)} s ago"
+            yield (
+                f"{one.scope}: at least {number(one.interval)} s between two requests "
+                f"({one.source}); the last one: {since}"
+            )
+
+    def _rule(self, digest: str | None, number: int | None) -> Iterator[str]:
+        """Yield the line of the file that decided, with its text."""
+        if digest is None:
+            return
+        if number is None:
+            yield f"no line of robots.txt {digest} decided"
+            return
+        try:
+            rows = self._state.read(digest).text.split("\n")
+        except WrongText as error:
+            yield f"line {number} decided, but {error}"
+            return
+        text = rows[number - 1] if 0 < number <= len(rows) else "which is not there"
+        yield f"line {number} of robots.txt {digest} decided: {text.strip()}"
+
+
+def _parsed(url: str) -> str | None:
+    try:
+        return parse(url).url
+    except InvalidURL:
+        return None
+
+
+def _host(url: str) -> str | None:
+    try:
+        return parse(url).host
+    except InvalidURL:
+        return None
+
+
+def _time(at: datetime | None) -> str:
+    return "an unknown time" if at is None else moment_text(at)
+
+
+def _outcome(line: OutcomeLine) -> Iterator[str]:
+    if line.start is None:
+        yield f"lease {line.lease} was given back: no request was sent"
+        return
+    status = "without a response" if line.status is None else f"with status {line.status}"
+    size = "" if line.size is None else f", {line.size:,} bytes"
+    signed = ", signed" if line.signed else ""
+    yield f"sent at {line.start:%Y-%m-%dT%H:%M:%S.%fZ}{signed}; it ended {status}{size}"
+    if line.retry_after is not None:
+        yield f"the site asked to wait {number(line.retry_after)} s (Retry-After)"
+    yield from (f"signal: {name} {value}" for name, value in line.signals.items())
+
+
+def _robots(line: RobotsLine) -> Iterator[str]:
+    source = {"network": "read", "state": "taken from the state file"}.get(line.source, "shared")
+    status = "" if line.status is None else f", status {line.status}"
+    yield f"robots.txt of {line.origin} was {source}: {line.outcome}{status}"
+    if line.text is not None:
+        yield f"its text: {line.text}, {line.size or 0:,} bytes, of {_time(line.fetched_at)}"
+    if line.since is not None:
+        yield f"it can't be fetched since {moment_text(line.since)}"
+
+
+def _override(line: OverrideLine) -> Iterator[str]:
+    by, why = line.by or "nobody named", line.reason or "no reason given"
+    if line.ended:
+        yield f"the operator's rule for {line.match} ended ({line.source}): {by}, {why}"
+    else:
+        until = "" if line.until is None else f" until {moment_text(line.until)}"
+        yield f"a rule for {line.match} is in force{until} ({line.source}): {by}, {why}"
+        yield f"it sets {line.rule}"
+
+
+def lines_about(folders: Sequence[Path], what: str) -> Iterator[ShownLine]:
+    """Yield what the records have about a URL, a host, a lease or a decision, ordered by time.
+
+    Raises InvalidURL for a text with `://` that is no URL, and ConfigError for a folder that can't
+    be read or has no chain. Damage is passed over: see `verify`.
+    """
+    question = AskedFor(what)
+    readers = read_chains(folders, lambda _difference: None)
+    finders = [_Finder(question, one.files.folder) for one in readers]
+    for entry in merged(readers):
+        line = entry.line
+        if line is not None and finders[entry.chain].concerns(line):
+            yield _shown(entry, line, finders[entry.chain])
+
+
+def _shown(entry: ChainEntry, line: Line, finder: _Finder) -> ShownLine:
+    plain = msgspec.to_builtins(line)
+    words = [printable(one, _MAX_SHOWN) for one in finder.words(line)]
+    return ShownLine(entry.file, line.n, plain.get("t", ""), words, plain)

@@ -1,0 +1,416 @@
+"""Verifies audit records: the chains and their seals, each decision again, each start again.
+
+What a chain can prove: every change before the last signed or anchored seal is found. Behind it an
+edit or an insertion is found that leaves the lines behind it as they are; that the tail was removed
+or written again is not, but for what a later start names. Without a signature nothing is proven
+against the owner of the files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gatekeeper.audit.decisions import ChainState, DecisionCheck, Judged, Judgement
+from gatekeeper.audit.lines import (
+    BlockLine,
+    DecidedLine,
+    ErasureLine,
+    GrantLine,
+    Line,
+    OmittedLine,
+    OutcomeLine,
+    PauseLine,
+    RefusedLine,
+    RobotsLine,
+)
+from gatekeeper.audit.pace import TOLERANCE, Pace, TooEarly
+from gatekeeper.audit.reading import (
+    AuditDifference,
+    ChainEntry,
+    ChainReader,
+    merged,
+    moment_text,
+    read_chains,
+)
+from gatekeeper.clock import utc
+from gatekeeper.signing import PublicKey
+from gatekeeper.urls import printable
+
+MAX_DIFFERENCES = 100
+"""Differences that are kept and shown; the others are counted."""
+_MAX_CHAINS_SHOWN = 20
+_CAPPED = "its interval is capped by a setting of a later reload"
+_LATE = 120.0
+"""Seconds that a file may be used after it has expired: a lease may be late."""
+BOUNDARY = (
+    "Every change before the last signed or anchored seal of a chain is found. Behind it, a line "
+    "that was changed or added is found if the lines behind it were left as they are; a tail that "
+    "was removed or written again is not, up to what a later start names.",
+    "Without a signature nothing is proven against the owner of the files.",
+    "No record proves that nothing was sent past the gate, or that its clock was right.",
+)
+"""What a verification proves, as it is printed with each result."""
+
+
+class ChainSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the protection of one chain ends."""
+
+    folder: str
+    chain: str
+    lines: int
+    sealed: int
+    """`n` of the last seal that is as it has to be; 0: none."""
+    sealed_at: str | None
+    key: str | None
+    """The key that signed that seal."""
+    behind: int
+    """Lines behind it."""
+    torn: bool
+    """The last line was not written to its end, which ends the chain."""
+    ended: bool
+    """The process closed it."""
+
+
+class VerifyReport(msgspec.Struct, kw_only=True):
+    """The result of a verification."""
+
+    folders: list[str]
+    version: str
+    """The version of this package."""
+    tolerance: float
+    """Seconds by which clocks of two processes may differ."""
+    signatures_checked: bool
+    lines: int = 0
+    first: str | None = None
+    last: str | None = None
+    kinds: dict[str, int] = {}
+    texts: int = 0
+    decisions: int = 0
+    """DecisionCheck that were made again."""
+    decisions_not_checked: dict[str, int] = {}
+    other_version: dict[str, int] = {}
+    """DecisionCheck that another version of the parser made otherwise, by that version."""
+    requests: int = 0
+    unused_leases: int = 0
+    without_outcome: int = 0
+    """Requests that count from their grant, because their outcome is not in the record."""
+    scopes: int = 0
+    starts: int = 0
+    """Pairs of starts that were compared."""
+    omitted: int = 0
+    """Lines that the gate left out, as it says."""
+    erased: int = 0
+    erased_by: list[str] = []
+    seals: int = 0
+    removed_segments: int = 0
+    """Segments of which the seal alone was kept."""
+    chains: list[ChainSummary] = []
+    differences: list[AuditDifference] = []
+    found: int = 0
+    """The number of differences, those that are not listed included."""
+    notes: list[str] = []
+    boundary: Sequence[str] = BOUNDARY
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not self.found
+
+
+def verify(
+    folders: Iterable[Path],
+    *,
+    version: str,
+    keys: Sequence[PublicKey] = (),
+    tolerance: float = TOLERANCE,
+) -> VerifyReport:
+    """Verify the records in the folders, as those of one fleet.
+
+    `version`: that of this package; where another one decided, a difference is only noted.
+    `keys`: every seal has to be signed with one of them; without any, signatures are not checked.
+    `tolerance`: seconds by which the clocks of two processes may differ. Raises ConfigError for a
+    folder that can't be read or has no chain.
+    """
+    return Verification(list(folders), version, keys, tolerance).run()
+
+
+class Verification:
+    """One run of `verify`, and what it knows at its end."""
+
+    def __init__(
+        self, folders: list[Path], version: str, keys: Sequence[PublicKey], tolerance: float
+    ) -> None:
+        self.result: VerifyReport = VerifyReport(
+            folders=[str(one) for one in folders],
+            version=version,
+            tolerance=tolerance,
+            signatures_checked=bool(keys),
+        )
+        self.version: str = version
+        self.readers: list[ChainReader] = read_chains(folders, self.add, keys=keys)
+        self.states: list[ChainState] = [
+            ChainState(one.files.folder, partial=1 not in one.files.segments)
+            for one in self.readers
+        ]
+        self.decisions: DecisionCheck = DecisionCheck()
+        self.pace: Pace = Pace(tolerance)
+        self.kinds: Counter[str] = Counter()
+        self.erasures: dict[tuple[Path, str], list[tuple[int, int, int, int]]] = {}
+        """By folder and segment: first and last line, and the chain and number that say so."""
+        self.others: Counter[str] = Counter()
+
+    def add(self, difference: AuditDifference) -> None:
+        """Count a difference, and keep it if there are not too many."""
+        self.result.found += 1
+        if len(self.result.differences) < MAX_DIFFERENCES:
+            self.result.differences.append(difference)
+
+    def differ(self, what: str, entry: ChainEntry, text: str) -> None:
+        """Report a difference at a line."""
+        n = 0 if entry.line is None else entry.line.n
+        self.add(AuditDifference(what, entry.file, n, text))
+
+    def run(self, observe: Callable[[ChainEntry, Line], object] | None = None) -> VerifyReport:
+        """Read everything, and return the result. `observe` is called with each line."""
+        result = self.result
+        first = last = None
+        for entry in merged(self.readers):
+            line = entry.line
+            if line is None:
+                self.too_early(self.pace.end(entry.chain))
+                self.states[entry.chain] = ChainState(Path())  # its lines are not needed any more
+                continue
+            if first is None:
+                first = entry.wall
+            last = entry.wall
+            self.kinds[type(line).__struct_config__.tag] += 1  # type: ignore[index]
+            self.look(entry, line)
+            if observe is not None:
+                observe(entry, line)
+        if first is not None and last is not None:
+            result.first, result.last = moment_text(utc(first)), moment_text(utc(last))
+        self.compare_erasures()
+        self.sum_up()
+        return result
+
+    # --- lines ----------------------------------------------------------------------------------
+
+    def look(self, entry: ChainEntry, line: Line) -> None:
+        """Check one line by its kind."""
+        state, wall = self.states[entry.chain], entry.wall
+        match line:
+            case GrantLine():
+                judged = self.judge(entry, line)
+                self.check_interval(entry, line, state, judged)
+                self.too_early(self.pace.grant(line, wall, entry.chain, entry.file))
+            case OutcomeLine():
+                self.too_early(self.pace.outcome(line, entry.chain))
+            case RefusedLine() | DecidedLine():
+                self.judge(entry, line)
+            case RobotsLine():
+                if wrong := self.decisions.robots(state, line):
+                    self.differ("witness", entry, wrong)
+            case BlockLine():
+                self.pace.block(line, wall, entry.chain)
+            case PauseLine():
+                self.pace.pause(line, wall, entry.chain)
+            case OmittedLine():
+                self.result.omitted += line.count
+            case ErasureLine():
+                self.erasure(entry, line)
+            case _:
+                state.note(line)
+
+    def judge(self, entry: ChainEntry, line: Judged) -> Judgement:
+        """Make a decision again, and report how it differs."""
+        state = self.states[entry.chain]
+        judged = self.decisions.judge(state, line)
+        if not judged.wrong:
+            return judged
+        if self.by_other(state):
+            self.others[printable(state.version or "unknown", 40)] += 1
+        self.differ_by_text("decision", entry, state, judged.wrong)
+        return judged
+
+    def by_other(self, state: ChainState) -> bool:
+        """Return True if another version of the parser decided, or it is not known which one."""
+        return state.partial if state.version is None else state.version != self.version
+
+    def differ_by_text(self, what: str, entry: ChainEntry, state: ChainState, text: str) -> None:
+        """Report how a line differs from what its file says; only note it if another version of
+        the parser read that."""
+        if not self.by_other(state):
+            self.differ(what, entry, text)
+        elif len(self.result.notes) < MAX_DIFFERENCES and entry.line is not None:
+            self.result.notes.append(f"{entry.file}: line {entry.line.n}: {what}: {text}")
+
+    def check_interval(
+        self, entry: ChainEntry, line: GrantLine, state: ChainState, judged: Judgement
+    ) -> None:
+        """Check that the interval in force of the host is at least what its file and the operator's
+        rule for it ask for, and that the file was in force."""
+        scope = next((one for one in line.scopes if one.scope == judged.host), None)
+        # A file lasts for one lease at least, however long the interval is.
+        if judged.expired > _LATE + (scope.interval if scope is not None else 0.0):
+            text = f"its file had expired {judged.expired:.0f} s before"
+            self.differ("decision", entry, text)
+        if judged.asked is not None and scope is None:
+            self.differ("pace", entry, f"it has no scope for its host, {judged.host}")
+        if scope is None:
+            return
+        asked, cap, by = judged.asked or 0.0, state.pacing.max_interval, "its robots.txt asks"
+        if cap is not None:
+            asked = min(asked, cap)
+        override = state.override_of(judged.host, line.t)
+        own = (override.rule or {}).get("interval") if override is not None else None
+        if isinstance(own, int | float) and own > asked:
+            asked, by = own, "the operator's rule asks"
+        if scope.interval >= asked - 1e-6:
+            return
+        if "capped at" in scope.source and by.startswith("its"):
+            self.decisions.not_checked[_CAPPED] += 1
+            return
+        text = (
+            f"the interval in force of {judged.host} is {scope.interval:.3f} s "
+            f"({printable(scope.source, 60)}), but {by} for {asked:.3f} s"
+        )
+        self.differ_by_text("pace", entry, state, text)
+
+    def too_early(self, found: Iterator[TooEarly]) -> None:
+        """Report requests that came too early."""
+        for one in found:
+            self.add(AuditDifference("pace", one.file, one.n, one.text))
+
+    # --- erased lines ---------------------------------------------------------------------------
+
+    def erasure(self, entry: ChainEntry, line: ErasureLine) -> None:
+        """Note which lines were erased, and by whom."""
+        folder = self.readers[entry.chain].files.folder
+        spans = [(first, last, entry.chain, line.n) for first, last in line.lines]
+        self.erasures.setdefault((folder, line.segment), []).extend(spans)
+        if len(self.result.erased_by) < MAX_DIFFERENCES:
+            at = moment_text(utc(entry.wall))
+            host, by, why = (printable(one, 200) for one in (line.host, line.by, line.reason))
+            self.result.erased_by.append(f"{at} {by}: {host} ({why}), in {line.segment}")
+
+    def compare_erasures(self) -> None:
+        """Check that an erasure names each erased line: a signed one, if seals have to be."""
+        for reader in self.readers:
+            for segment, spans in reader.placeholders.items():
+                self.result.erased += sum(last - first + 1 for first, last in spans)
+                said = self.erasures.get((reader.files.folder, segment), ())
+                named = sorted((first, last) for first, last, *by in said if self.is_signed(*by))
+                for first, last in spans:
+                    if n := _not_in(named, first, last):
+                        text = "it was erased, but no erasure that holds names it"
+                        name = str(reader.files.folder / segment)
+                        self.add(AuditDifference("erasure", name, n, text))
+
+    def is_signed(self, chain: int, n: int) -> bool:
+        """Return True if a line stands before a good seal of its chain, or no seal has to be."""
+        seal = self.readers[chain].sealed
+        return not self.result.signatures_checked or (seal is not None and n < seal.n)
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def sum_up(self) -> None:
+        """Fill in the result from what the parts have counted."""
+        result, pace = self.result, self.pace
+        result.lines = sum(one.count for one in self.readers)
+        result.kinds = dict(self.kinds)
+        result.texts = self.decisions.texts
+        result.decisions = self.decisions.checked
+        result.decisions_not_checked = dict(self.decisions.not_checked)
+        result.other_version = dict(self.others)
+        result.requests, result.unused_leases = pace.requests, pace.unused
+        result.without_outcome, result.starts = pace.without_outcome, pace.compared
+        result.scopes = len(pace.scopes)
+        result.seals = sum(one.seals for one in self.readers)
+        result.removed_segments = sum(one.kept_seals for one in self.readers)
+        result.chains = [_summary(one) for one in self.readers]
+
+
+def _not_in(spans: list[tuple[int, int]], first: int, last: int) -> int:
+    """Return the first number from `first` to `last` that no span has; 0 if they have all."""
+    for low, high in spans:
+        if low <= first <= high:
+            first = high + 1
+        if first > last:
+            return 0
+    return first
+
+
+def _summary(reader: ChainReader) -> ChainSummary:
+    seal = reader.sealed
+    return ChainSummary(
+        folder=str(reader.files.folder),
+        chain=reader.files.name,
+        lines=reader.count,
+        sealed=0 if seal is None else seal.n,
+        sealed_at=None if seal is None else moment_text(seal.t),
+        key=None if seal is None else seal.key,
+        behind=reader.last - (0 if seal is None else seal.n),
+        torn=reader.torn,
+        ended=reader.ended,
+    )
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def lines_of(result: VerifyReport) -> Iterator[str]:
+    """Yield the result as lines for people: what differs, what was checked, what that proves."""
+    for one in result.differences:
+        yield str(one)
+    if (more := result.found - len(result.differences)) > 0:
+        yield f"... and {more:,} more that differ"
+    yield from _counts(result)
+    yield from _chain_lines(result)
+    yield from (f"note: {note}" for note in result.notes)
+    yield from result.boundary
+    yield "nothing differs" if result.ok else f"{result.found:,} things differ"
+
+
+def _counts(result: VerifyReport) -> Iterator[str]:
+    span = f", {result.first} to {result.last}" if result.first else ""
+    yield f"{result.lines:,} lines in {len(result.chains):,} chains{span}; {result.texts:,} texts"
+    yield (
+        f"{result.requests:,} requests in {result.scopes:,} scopes, {result.starts:,} intervals "
+        f"compared; clocks of two processes may differ by {result.tolerance:g} s"
+    )
+    if result.without_outcome:
+        yield f"{result.without_outcome:,} requests have no outcome and count from their grant"
+    yield f"{result.decisions:,} decisions made again"
+    for why, count in sorted(result.decisions_not_checked.items()):
+        yield f"{count:,} decisions can't be made again: {why}"
+    for version, count in sorted(result.other_version.items()):
+        yield f"{count:,} decisions of version {version} differ from those of {result.version}"
+    if result.omitted:
+        yield f"{result.omitted:,} lines were left out by the gate (audit.max_rate, or a full disk)"
+    if result.erased:
+        yield f"{result.erased:,} lines are erased"
+        yield from (f"erased: {one}" for one in result.erased_by)
+    if result.removed_segments:
+        yield f"{result.removed_segments:,} segments were removed by audit.keep; their seals hold"
+
+
+def _chain_lines(result: VerifyReport) -> Iterator[str]:
+    for one in result.chains[:_MAX_CHAINS_SHOWN]:
+        if one.sealed:
+            signed = "not signed"
+            if one.key is not None:
+                checked = "checked" if result.signatures_checked else "not checked"
+                signed = f"signed by {printable(one.key, 60)}, {checked}"
+            text = f"sealed up to line {one.sealed:,} ({one.sealed_at}, {signed})"
+        else:
+            text = "without a seal"
+        text += f", {one.behind:,} lines behind it" if one.sealed else f", {one.behind:,} lines"
+        if one.torn:
+            text += ", ends in a torn line"
+        yield f"{one.chain}: {text}"
+    if (more := len(result.chains) - _MAX_CHAINS_SHOWN) > 0:
+        yield f"... and {more:,} more chains"

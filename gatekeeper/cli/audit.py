@@ -1,0 +1,133 @@
+"""`gatekeeper audit verify|show|report|erase`: reads the audit record of a gate."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from gatekeeper import __version__
+from gatekeeper.cli import load, number_type
+from gatekeeper.signing import PublicKey, read_public, read_signing_key
+from gatekeeper.terminal import DENIED, NAME, OK, json_text
+
+EXAMPLE = f"{NAME} audit verify /var/lib/gatekeeper/audit --key bot.pub.pem"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `audit`."""
+    parser.add_argument(
+        "action",
+        choices=("verify", "show", "report", "erase"),
+        help="verify: check chains, seals, decisions and starts; show: what happened to a URL, a "
+        "host, a lease or a decision; report: one page for people; erase: replace the lines of a "
+        "host by their digests",
+    )
+    parser.add_argument("folder", metavar="DIR", help="the folder of the record (audit.folder)")
+    parser.add_argument(
+        "more",
+        nargs="*",
+        metavar="DIR|WHAT",
+        help="verify, report: the folders of a fleet's other members; show: a URL, a host, or the "
+        "id of a lease or a decision; erase: a host",
+    )
+    parser.add_argument(
+        "--key",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="verify, report: every seal has to be signed with this key, in PEM (repeatable)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        metavar="SECONDS",
+        type=number_type(float, "a number of seconds, 0 or more", lambda number: 0 <= number < 1e9),
+        default=0.1,
+        help="verify, report: how far the clocks of two processes may differ (default: 0.1)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="report: the file to write")
+    parser.add_argument("--by", metavar="NAME", help="erase: who erases")
+    parser.add_argument("--reason", metavar="TEXT", help="erase: why")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0; 1 if something differs, nothing is found, or something could not be erased; 2 if a
+    folder or a key can't be read."""
+    if args.action in ("show", "erase") and len(args.more) != 1:
+        args.parser.error(f"`{args.action}` needs a folder and one {_WHAT[args.action]}")
+    if args.action == "erase" and not (args.by and args.reason):
+        args.parser.error("`erase` needs --by and --reason: they stand in the record")
+    action = {"verify": _verify, "show": _show, "report": _report, "erase": _erase}[args.action]
+    return action(args)
+
+
+_WHAT = {"show": "URL, host or id", "erase": "host"}
+
+
+def _folders(args: argparse.Namespace) -> list[Path]:
+    return [Path(one) for one in (args.folder, *args.more)]
+
+
+def _keys(args: argparse.Namespace) -> list[PublicKey]:
+    return [read_public(one) for one in args.key]
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from gatekeeper.audit.verify import lines_of, verify  # noqa: PLC0415 - not needed by `--help`
+
+    result = verify(_folders(args), version=__version__, keys=_keys(args), tolerance=args.tolerance)
+    _print([json_text(result)] if args.json else lines_of(result))
+    return OK if result.ok else DENIED
+
+
+def _show(args: argparse.Namespace) -> int:
+    from gatekeeper.audit.show import lines_about  # noqa: PLC0415
+
+    found = False
+    for one in lines_about([Path(args.folder)], args.more[0]):
+        found = True
+        if args.json:
+            print(json_text(one))
+        else:
+            print(f"{one.time}  {one.file}: line {one.n}")
+            _print(f"  {word}" for word in one.words)
+    if not found:
+        print(f"{NAME}: the record has nothing about {args.more[0]!r}", file=sys.stderr)
+    return OK if found else DENIED
+
+
+def _report(args: argparse.Namespace) -> int:
+    from gatekeeper.audit.report import report_of  # noqa: PLC0415
+    from gatekeeper.sidecar.pages.audit_report import report_page  # noqa: PLC0415
+    from gatekeeper.sites.texts import replace_file  # noqa: PLC0415
+
+    report = report_of(
+        _folders(args), version=__version__, keys=_keys(args), tolerance=args.tolerance
+    )
+    text = json_text(report) + "\n" if args.json else report_page(report)
+    if args.output is not None:
+        replace_file(Path(args.output), text.encode())
+    else:
+        print(text, end="")
+    return OK if report.verified.ok else DENIED
+
+
+def _erase(args: argparse.Namespace) -> int:
+    from gatekeeper.audit.erase import erase, lines_of  # noqa: PLC0415
+
+    file = load(args).config.identity.key
+    result = erase(
+        Path(args.folder),
+        args.more[0],
+        by=args.by,
+        reason=args.reason,
+        key=None if file is None else read_signing_key(file),
+    )
+    _print([json_text(result)] if args.json else lines_of(result))
+    return DENIED if result.left or result.erasure is None else OK

@@ -1,0 +1,221 @@
+"""`erase` replaces the lines of a host by their digests, and the record still verifies."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+from pathlib import Path
+
+import pytest
+
+from gatekeeper import __version__
+from gatekeeper.audit import erase as erasing
+from gatekeeper.audit.erase import ErasureReport, erase
+from gatekeeper.audit.verify import VerifyReport, verify
+from gatekeeper.cli import main
+from gatekeeper.errors import ConfigError
+from gatekeeper.signing import PublicKey, new_key
+from tests.audit.maker import Maker, changed, rewrite
+
+A, B = "https://a.test", "https://b.test"
+OWN = "User-agent: *\nDisallow: /only-a\n"
+SHARED = "User-agent: *\nDisallow:\n"
+
+
+def verified(folder: Path, keys: tuple[PublicKey, ...] = ()) -> VerifyReport:
+    return verify([folder], version=__version__, keys=keys)
+
+
+def erased(folder: Path, host: str = "a.test") -> ErasureReport:
+    return erase(folder, host, by="ann", reason="the site's owner asked")
+
+
+def everything(folder: Path) -> str:
+    """All that a folder says, texts and names included."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            octets = path.read_bytes()
+            octets = gzip.decompress(octets) if path.suffix == ".gz" else octets
+            found.append(f"{path.name} {octets.decode()}")
+    return "\n".join(found)
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> Maker:
+    """A chain of three segments, of which the last one was left behind by a killed process."""
+    made = Maker(tmp_path / "audit", key=new_key(tmp_path / "key.pem"))
+    for origin in (A, B):
+        made.robots(origin, SHARED)
+        made.page(f"{origin}/1", 1.0)
+    made.robots(A, OWN)
+    held = made.wait(5.0).grant(f"{A}/2?name=someone", 1.0)
+    made.seal()
+    made.outcome(held)
+    made.refused(f"{A}/only-a/3")
+    made.override("a.test", "allow")
+    made.override("a.test", "allow", ended=True)
+    made.block("a.test", 10.0)
+    made.page(f"{B}/4", 1.0)
+    made.seal()
+    made.wait(60.0).page(f"{A}/5", 1.0)
+    return made
+
+
+def test_nothing_of_the_host_is_left_and_the_chain_verifies(maker: Maker, tmp_path: Path) -> None:
+    before = verified(maker.folder)
+    report = erased(maker.folder)
+
+    left = everything(maker.folder)
+    assert (report.lines, report.segments, report.texts, report.left) == (12, 3, 1, [])
+    assert "a.test" not in left
+    assert "someone" not in left
+    assert "only-a" not in left
+    after = verified(maker.folder)
+    assert after.differences == []
+    assert (after.erased, after.requests) == (report.lines, before.requests - 3)
+    assert "ann" in after.erased_by[0]
+    assert {path.stat().st_mode & 0o777 for path in maker.folder.glob("*.jsonl*")} <= {0o600, 0o644}
+
+
+def test_signatures_of_the_seals_hold_and_the_erasure_is_signed_too(
+    tmp_path: Path, maker: Maker
+) -> None:
+    assert maker.key is not None
+    public = maker.key.public
+    erase(maker.folder, "a.test", by="ann", reason="asked", key=maker.key)
+
+    assert verified(maker.folder, (public,)).differences == []
+
+
+def test_an_erasure_that_nobody_signed_does_not_hold_where_seals_are_signed(maker: Maker) -> None:
+    assert maker.key is not None
+    report = erased(maker.folder)
+    assert verified(maker.folder).ok
+    assert report.erasure is not None
+    rewrite(maker.folder / report.erasure, lambda rows: rows[:-1])  # not even a seal
+
+    found = verified(maker.folder, (maker.key.public,)).differences
+    assert {one.what for one in found} == {"erasure"}
+
+
+def test_a_text_that_another_host_used_stays(maker: Maker) -> None:
+    assert erased(maker.folder).texts == 1
+    assert erased(maker.folder, "b.test").texts == 1  # now nobody uses it
+    assert list((maker.folder / "texts").rglob("*.gz")) == []
+    assert verified(maker.folder).ok
+
+
+def test_a_placeholder_that_no_erasure_names_is_found(maker: Maker) -> None:
+    report = erased(maker.folder)
+    assert report.erasure is not None
+    (maker.folder / report.erasure).unlink()
+
+    found = verified(maker.folder).differences
+    assert {one.what for one in found} == {"erasure"}
+
+
+def test_an_erased_line_that_is_changed_is_found(maker: Maker) -> None:
+    erased(maker.folder)
+    first = min(maker.folder.glob("web*.gz"))
+    rewrite(first, lambda rows: [rows[0], changed(rows[1], digest="e" * 64), *rows[2:]])
+
+    assert [one.line for one in verified(maker.folder).differences] == [3]
+
+
+def test_a_second_time_there_is_nothing_to_erase(maker: Maker) -> None:
+    erased(maker.folder)
+    files = sorted(maker.folder.rglob("*"))
+
+    again = erased(maker.folder)
+
+    assert (again.lines, again.erasure) == (0, None)
+    assert sorted(maker.folder.rglob("*")) == files
+
+
+def test_a_segment_that_is_written_is_left_alone_and_reported(maker: Maker) -> None:
+    octets = maker.path.read_bytes()
+    with maker.path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        report = erased(maker.folder)
+
+    assert maker.path.read_bytes() == octets
+    assert (report.segments, report.texts) == (2, 0)
+    assert any(str(maker.path) in one and "run this again" in one for one in report.left)
+    assert any("texts" in one for one in report.left)
+    assert verified(maker.folder).ok  # the line of its file is erased
+
+    assert erased(maker.folder).left == []
+
+
+def test_a_crash_in_between_leaves_a_record_that_verifies(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = erasing.write_whole, 0
+
+    def crashing(*arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # the erasure and one segment are written
+            raise OSError(28, "No space left on device")
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(erasing, "write_whole", crashing)
+    with pytest.raises(OSError, match="No space"):
+        erased(maker.folder)
+    monkeypatch.undo()
+
+    assert not list(maker.folder.glob(".*"))
+    assert verified(maker.folder).differences == []
+    erased(maker.folder)
+    assert verified(maker.folder).differences == []
+    assert "a.test" not in everything(maker.folder)
+
+
+def test_other_hosts_and_names_within_a_name_stay(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit")
+    for origin in (A, "https://www.a.test", "https://xa.test", "http://a.test:8080"):
+        maker.robots(origin, None)
+        maker.page(f"{origin}/x", 1.0)
+
+    assert erased(maker.folder, "A.TEST").lines == 6
+    left = everything(maker.folder)
+    assert left.count("www.a.test/x") == left.count("xa.test/x") == 1
+
+
+def test_digests_of_urls_are_erased_by_their_scope(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit", urls="digest")
+    scopes = [{"scope": "a.test", "interval": 1.0, "source": "default", "since": None}]
+    maker.page("0" * 64 + "/ / ", scopes=scopes, text=None, line=None, reason="no_file")
+    maker.refused("0" * 64 + "/ / ", verdict="deny", reason="operator", line=None, text=None)
+
+    report = erased(maker.folder)
+    assert report.lines == 2
+    assert "digests" in report.left[0]
+
+
+def test_a_torn_line_is_not_kept(maker: Maker) -> None:
+    with maker.path.open("ab") as file:
+        file.write(b'{"v":1,"url":"https://a.test/')
+    assert erased(maker.folder).left == []
+    assert "a.test" not in everything(maker.folder)
+
+
+def test_the_command_needs_a_name_and_a_reason(
+    maker: Maker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["audit", "erase", str(maker.folder), "a.test"]
+    with pytest.raises(SystemExit):
+        main(call)
+    assert "--by and --reason" in capsys.readouterr().err
+
+    assert main([*call, "--by", "ann", "--reason", "asked"]) == 0
+    assert "12 lines in 3 segments are erased" in capsys.readouterr().out
+    assert main([*call, "--by", "ann", "--reason", "asked"]) == 1
+    assert "no line of a.test" in capsys.readouterr().out
+
+
+def test_what_is_no_host_is_a_clear_error(maker: Maker) -> None:
+    for host in ("", "https://a.test/", "a b", "a.test/x"):
+        with pytest.raises(ConfigError, match="no host"):
+            erased(maker.folder, host)
