@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from gatekeeper.clock import Clock
 from gatekeeper.fetching.outcomes import HopLease
@@ -23,6 +23,10 @@ class _Silent:
         retry_after: float | None = None,
     ) -> None:
         """Ignore the report."""
+
+
+AT_ONCE = nullcontext(_Silent())
+"""A lease that nobody waits for."""
 
 
 class HostLeases:
