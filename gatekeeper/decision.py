@@ -156,8 +156,9 @@ class Reason(StrEnum):
     fail="open"); check that `gatekeeper serve` is running."""
     # The guard, the operator, or the caller's own text decided.
     OPERATOR = "operator"
-    """allow, deny: the operator's configuration decided ([[host]] robots), whatever the site
-    says; `note` has the operator's reason."""
+    """allow, deny: the operator's configuration decided ([[host]] robots), or a rule set at run
+    time, whatever the site says; `note` has the operator's reason, who set the rule and until when
+    (`by`, `until`), `expires_at` its end."""
     BLOCKED = "blocked"
     """deny, defer: the guard refuses the URL, its address or its port (defer: robots.txt redirects
     there). Callers get only this one word (T2). List your own networks in guard.allow and their

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from types import FrameType, FunctionType, ModuleType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import aiohttp
@@ -335,6 +335,8 @@ def parts(hint: Any) -> Iterator[Any]:
     if (of := get_origin(hint)) is None:
         yield hint
         return
+    if of is Literal:
+        return  # strings and numbers
     yield of
     for one in get_args(hint):
         yield from parts(one)

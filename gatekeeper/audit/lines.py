@@ -7,7 +7,6 @@ the line before; `t` and `m`, the wall clock and the monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -58,7 +57,7 @@ class StartLine(ChainLine, frozen=True, kw_only=True, tag="start"):
     settings: dict[str, Any]
     urls: Literal["full", "path", "digest"]
     salt: str | None = None
-    chains: list[NamedEnd]
+    chains: tuple[NamedEnd, ...]
 
 
 class EndLine(ChainLine, frozen=True, kw_only=True, tag="end"):
@@ -74,7 +73,7 @@ class RobotsLine(ChainLine, frozen=True, kw_only=True, tag="robots"):
     source: Literal["network", "state", "fleet"]
     outcome: str
     status: int | None
-    hops: Sequence[Address]
+    hops: tuple[Address, ...]
     validators: dict[str, str | None] | None
     fetched_at: Time | None
     expires_at: Time | None
@@ -105,7 +104,7 @@ class GrantLine(ChainLine, frozen=True, kw_only=True, tag="grant"):
     reason: str | None
     line: int | None
     text: Digest | None
-    scopes: list[ScopeInForce]
+    scopes: tuple[ScopeInForce, ...]
 
 
 class OutcomeLine(ChainLine, frozen=True, kw_only=True, tag="outcome"):
@@ -206,7 +205,7 @@ class ErasureLine(ChainLine, frozen=True, kw_only=True, tag="erasure"):
 
     segment: str
     host: str
-    lines: list[tuple[int, int]]
+    lines: tuple[tuple[int, int], ...]
     by: str
     reason: str
 

@@ -47,7 +47,7 @@ from gatekeeper.urls import MAX_PATH
 
 MAX_STEPS = 2_000_000
 """Maximum number of steps, of about a microsecond each, for one question about a file."""
-MAX_SEARCH = 200_000
+MAX_SEARCH = 100_000
 """Maximum number of steps of one search, so that one hard rule leaves steps for the others."""
 _QUERY_STEPS = 10
 """Steps counted for asking a policy about a path, in addition to one per `_PATTERNS_PER_STEP`
