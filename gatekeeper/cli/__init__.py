@@ -118,7 +118,7 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
     parser = _parser(argv)
     if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
         hint = did_you_mean(argv[0], COMMANDS, otherwise="")
-        parser.error(f"there is no command {argv[0]!r}{hint}; `{NAME} --help` lists all")
+        parser.error(f"there is no command {argv[0]!r}; `{NAME} --help` lists all{hint}")
     if not argv:
         parser.print_help()
         parser.exit(USAGE)  # a script that passed no command has not done what it was meant to do

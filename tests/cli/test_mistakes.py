@@ -80,7 +80,7 @@ def test_a_misspelt_command_is_refused_with_a_suggestion(
     capsys: Capture, word: str, meant: str | None
 ) -> None:
     hint = f"; did you mean {meant}?" if meant else ""
-    told = f"gatekeeper: error: there is no command '{word}'{hint}; `gatekeeper --help` lists all"
+    told = f"gatekeeper: error: there is no command '{word}'; `gatekeeper --help` lists all{hint}"
     assert refused(capsys, word, "http://a.test/", "--json") == told
     assert refused(capsys, "help", word) == told
 
