@@ -631,7 +631,7 @@ def _history_views(
         often = "blocked" if one else f"{history.failures} blocks in a row, the last"
         yield ClockView(name, "back-off", f"{often} at {failed_at:%H:%M:%S}")
     if history.probing:
-        yield ClockView(name, "probe", "after a block: one request at a time until one succeeds")
+        yield ClockView(name, "probe", "one request at a time after a block, until one succeeds")
 
 
 def _interval_views(scope: Scope, found: Interval, refused: str) -> list[ClockView]:

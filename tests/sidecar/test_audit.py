@@ -43,7 +43,7 @@ async def test_the_page_says_where_the_record_is_and_how_to_get_a_report(
     assert f"Folder {folder} Chain {chain} Lines of the chain" in text
     assert "on Each request is written" in text
     assert re.search(r"Last seal of the chain line \d+ at 20\S+Z, not signed", text)
-    assert re.search(r"Segments in the folder [2-9], [\d,\u202f ]+ bytes", text), text
+    assert re.search(r"Segments in the folder [2-9] \([\d,\u202f ]+ bytes\)", text), text
     assert f"gatekeeper audit report '{folder}' -o report.html" in text
     assert "Audit" in (await page(service, "")).split()
 

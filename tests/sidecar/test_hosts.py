@@ -123,7 +123,7 @@ async def test_an_override_is_in_force_until_it_ends_and_says_who_set_it(
     assert 3590 < view["seconds"] <= 3600
     async with service.session.get(f"{service.base}/ui/hosts/a.test") as response:
         page = await response.text()
-    assert "has a rule of the operator: robots deny: a &lt;complaint&gt; (by Kim) (until 20" in page
+    assert "has an override: robots deny: a &lt;complaint&gt; (by Kim) (until 20" in page
 
     async def allow(seconds: float) -> None:
         soon = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

@@ -393,10 +393,10 @@ _SENTENCES: Final = {
     "interval": "has an interval of {seconds}",
     "next": "is due in {seconds}",
     "block": "is blocked for {seconds}",
-    "override": "has a rule of the operator",
+    "override": "has an override",
     "pause": "is paused until an operator resumes it",
     "budget": "has a daily budget, whose day ends in {seconds}",
-    "probe": "gets one request at a time",
+    "probe": "is tested",
     "back-off": "has refused requests before",
     "in_flight": "has requests in flight",
     "file": "defers every URL, as its robots.txt could not be fetched",
@@ -677,7 +677,7 @@ def audit_page(record: AuditStatus | None) -> Page:
         "Chain": html.code(record.chain),
         "Lines of the chain": number(record.lines),
         "Last seal of the chain": sealed,
-        "Segments in the folder": f"{number(record.segments)}, {number(record.size)} bytes",
+        "Segments in the folder": f"{number(record.segments)} ({number(record.size)} bytes)",
     }
     folder = shlex.quote(record.folder)
     commands = [
