@@ -46,7 +46,15 @@ from gatekeeper.audit.lines import (
     StartLine,
     read_line,
 )
-from gatekeeper.audit.reading import DAMAGED, ChainFiles, add_to, find_chains, raw_lines, why
+from gatekeeper.audit.reading import (
+    DAMAGED,
+    ChainFiles,
+    add_to,
+    counted,
+    find_chains,
+    raw_lines,
+    why,
+)
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.signing import SigningKey
 from gatekeeper.urls import host_of, parse, printable
@@ -320,10 +328,10 @@ def write_whole(path: Path, fill: Callable[[Callable[[bytes], object]], object])
 def lines_of(report: ErasureReport) -> Iterator[str]:
     """Yield the result as lines for people."""
     if report.erasure is None:
-        yield f"no line of {report.host} can be erased"
+        yield f"the record has no line of {report.host} that can be erased"
     else:
         yield (
-            f"{report.lines:,} lines in {report.segments:,} segments are erased, as "
-            f"{report.erasure} says; {report.texts:,} texts are removed"
+            f"erased: {counted(report.lines, 'line')} in {counted(report.segments, 'segment')}, as "
+            f"{report.erasure} says; removed: {counted(report.texts, 'text')}"
         )
     yield from (f"left: {printable(one, 500)}" for one in report.left)

@@ -422,3 +422,12 @@ def merged(readers: Iterable[ChainReader]) -> Iterator[ChainEntry]:
             heapq.heappop(heap)
         else:
             heapq.heapreplace(heap, (following, entries))
+
+
+def counted(count: int, noun: str) -> str:
+    """Return how many there are, as people write it.
+
+    >>> counted(1, "line"), counted(1234, "line")
+    ('1 line', '1,234 lines')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -32,6 +32,7 @@ from gatekeeper.audit.reading import (
     AuditDifference,
     ChainEntry,
     ChainReader,
+    counted,
     merged,
     moment_text,
     read_chains,
@@ -367,35 +368,39 @@ def lines_of(result: VerifyReport) -> Iterator[str]:
     for one in result.differences:
         yield str(one)
     if (more := result.found - len(result.differences)) > 0:
-        yield f"... and {more:,} more that differ"
+        yield f"... and {more:,} more"
     yield from _counts(result)
     yield from _chain_lines(result)
     yield from (f"note: {note}" for note in result.notes)
     yield from result.boundary
-    yield "nothing differs" if result.ok else f"{result.found:,} things differ"
+    yield "nothing differs" if result.ok else counted(result.found, "difference")
 
 
 def _counts(result: VerifyReport) -> Iterator[str]:
     span = f", {result.first} to {result.last}" if result.first else ""
-    yield f"{result.lines:,} lines in {len(result.chains):,} chains{span}; {result.texts:,} texts"
+    lines, chains = counted(result.lines, "line"), counted(len(result.chains), "chain")
+    yield f"{lines} in {chains}{span}; {counted(result.texts, 'text')}"
     yield (
-        f"{result.requests:,} requests in {result.scopes:,} scopes, {result.starts:,} intervals "
-        f"compared; clocks of two processes may differ by {result.tolerance:g} s"
+        f"{counted(result.requests, 'request')} in {counted(result.scopes, 'scope')}, "
+        f"{counted(result.starts, 'interval')} compared; "
+        f"clocks of two processes may differ by {result.tolerance:g} s"
     )
     if result.without_outcome:
-        yield f"{result.without_outcome:,} requests have no outcome and count from their grant"
-    yield f"{result.decisions:,} decisions made again"
+        yield f"{counted(result.without_outcome, 'request')} without an outcome"
+    yield f"{counted(result.decisions, 'decision')} made again"
     for why, count in sorted(result.decisions_not_checked.items()):
-        yield f"{count:,} decisions can't be made again: {why}"
+        yield f"{counted(count, 'decision')} not made again: {why}"
     for version, count in sorted(result.other_version.items()):
-        yield f"{count:,} decisions of version {version} differ from those of {result.version}"
+        decisions = counted(count, "decision")
+        yield f"{decisions} of version {version}: {result.version} decides otherwise"
     if result.omitted:
-        yield f"{result.omitted:,} lines were left out by the gate (audit.max_rate, or a full disk)"
+        omitted = counted(result.omitted, "line")
+        yield f"{omitted} left out by the gate (audit.max_rate, or a full disk)"
     if result.erased:
-        yield f"{result.erased:,} lines are erased"
+        yield f"{counted(result.erased, 'line')} erased"
         yield from (f"erased: {one}" for one in result.erased_by)
     if result.removed_segments:
-        yield f"{result.removed_segments:,} segments were removed by audit.keep; their seals hold"
+        yield f"{counted(result.removed_segments, 'segment')} removed by audit.keep; the seals hold"
 
 
 def _chain_lines(result: VerifyReport) -> Iterator[str]:
@@ -408,9 +413,9 @@ def _chain_lines(result: VerifyReport) -> Iterator[str]:
             text = f"sealed up to line {one.sealed:,} ({one.sealed_at}, {signed})"
         else:
             text = "without a seal"
-        text += f", {one.behind:,} lines behind it" if one.sealed else f", {one.behind:,} lines"
+        text += f", {counted(one.behind, 'line')}{' behind it' if one.sealed else ''}"
         if one.torn:
             text += ", ends in a torn line"
         yield f"{one.chain}: {text}"
     if (more := len(result.chains) - _MAX_CHAINS_SHOWN) > 0:
-        yield f"... and {more:,} more chains"
+        yield f"... and {counted(more, 'more chain')}"

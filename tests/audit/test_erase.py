@@ -210,7 +210,7 @@ def test_the_command_needs_a_name_and_a_reason(
     assert "--by and --reason" in capsys.readouterr().err
 
     assert main([*call, "--by", "ann", "--reason", "asked"]) == 0
-    assert "12 lines in 3 segments are erased" in capsys.readouterr().out
+    assert "erased: 12 lines in 3 segments" in capsys.readouterr().out
     assert main([*call, "--by", "ann", "--reason", "asked"]) == 1
     assert "no line of a.test" in capsys.readouterr().out
 

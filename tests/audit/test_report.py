@@ -128,7 +128,7 @@ def test_a_page_about_a_record_that_differs_says_so(maker: Maker) -> None:
     other.robots(A)
     other.page(f"{A}/private/x")
     page = report_page(reported(maker.folder))
-    assert "things differ, see below" in page
+    assert "differences, see below" in page
     assert "What differs" in page
 
 

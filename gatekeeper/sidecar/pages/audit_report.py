@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from gatekeeper.audit.reading import counted
 from gatekeeper.audit.report import AuditReport, HostRow, OverrideRow
 from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.html import Child, Html, attributes, badge, markup, number, row
@@ -84,7 +85,7 @@ def _head(report: AuditReport) -> Iterable[Child]:
             badge("ok", "The record was verified: nothing differs."), class_="lead"
         )
     else:
-        text = f"The record was verified: {number(verified.found)} things differ, see below."
+        text = f"The record was verified: {counted(verified.found, 'difference')}, see below."
         yield html.paragraph(badge("bad", text), class_="lead")
     names = ", ".join(report.user_agents) or "an unknown crawler"
     yield html.paragraph(
