@@ -180,11 +180,12 @@ def standard_input_lines() -> Iterator[str]:
 def url_hint(text: str) -> str:
     """Return the suggestion that ends an error about a host given instead of a URL; else "".
 
-    >>> url_hint("example.org/page"), url_hint("page")
-    ('; did you mean https://example.org/page?', '')
+    >>> url_hint("example.org/page"), url_hint("page"), url_hint("robots.txt")
+    ('; did you mean https://example.org/page?', '', '')
     """
-    if "://" in text or not any(mark in text.partition("/")[0] for mark in ".:"):
-        return ""
+    host = text.partition("/")[0]
+    if "://" in text or not any(mark in host for mark in ".:") or host.endswith(".txt"):
+        return ""  # no domain ends so, but files do
     from gatekeeper.urls import parse  # noqa: PLC0415
 
     try:
