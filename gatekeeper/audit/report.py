@@ -8,7 +8,7 @@ shows the busiest ones, and the sum of the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +62,7 @@ class HostRow(msgspec.Struct, gc=False):
     interval: float | None = None
     """The interval in force then."""
     asked: str = ""
-    """Where the interval of the last request came from."""
+    """Where that interval came from; that of the last request if there was one only."""
 
 
 class OverrideRow(msgspec.Struct):
@@ -157,6 +157,8 @@ class _Sums:
         self.hosts: dict[str, HostRow] = {}
         self.leases: dict[tuple[int, str], str] = {}
         """The hosts of open leases."""
+        self.sources: dict[tuple[str, float], str] = {}
+        """Where each interval of a host came from."""
         self.series = TimeSeries()
         self.allowed: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -209,6 +211,8 @@ class _Sums:
         row.requests += 1
         if line.scopes:
             row.asked = line.scopes[0].source
+            if len(self.sources) < 100_000:
+                self.sources[host, line.scopes[0].interval] = row.asked
         self.series.add(entry.wall, 0)
         self.leases[entry.chain, line.lease] = host
         if len(self.leases) > 100_000:  # of processes that were killed
@@ -248,14 +252,20 @@ class _Sums:
         if line.ended or len(self.overrides) >= MAX_ROWS:
             return
         until = None if line.until is None else moment_text(line.until)
-        rule = {k: v for k, v in (line.rule or {}).items() if v is not None and k not in _SHOWN}
-        row = OverrideRow(line.match, line.by, line.reason, at, until, _words(rule)[:_MAX_TEXT])
+        row = OverrideRow(
+            line.match, line.by, line.reason, at, until, what_it_sets(line)[:_MAX_TEXT]
+        )
         self.overrides.append(row)
         self.in_force[entry.chain, line.match] = row
 
 
 _SHOWN: Final = frozenset({"match", "by", "reason", "until"})
 """Fields of a rule that have columns of their own."""
+
+
+def what_it_sets(line: OverrideLine) -> str:
+    """Return the settings of an override as text for people."""
+    return _words({k: v for k, v in (line.rule or {}).items() if v is not None and k not in _SHOWN})
 
 
 def _words(value: Any) -> str:
@@ -279,7 +289,7 @@ def report_of(
     verification = Verification(list(folders), version, keys, tolerance)
     verified = verification.run(sums.see)
     for host, row in sums.hosts.items():
-        _add_pace(row, verification.pace.scopes.get(host))
+        _add_pace(row, verification.pace.scopes.get(host), sums.sources)
     rows = sorted(sums.hosts.values(), key=lambda row: (-row.requests, -row.refused, row.host))
     report = AuditReport(
         verified=verified,
@@ -302,9 +312,10 @@ def report_of(
     return report
 
 
-def _add_pace(row: HostRow, log: ScopeLog | None) -> None:
+def _add_pace(row: HostRow, log: ScopeLog | None, sources: Mapping[tuple[str, float], str]) -> None:
     if log is not None and log.shortest < float("inf"):
         row.shortest, row.interval = log.shortest, log.interval_then
+        row.asked = sources.get((row.host, row.interval), row.asked)
 
 
 def _add_row(total: HostRow, row: HostRow) -> None:

@@ -24,6 +24,7 @@ from gatekeeper.audit.lines import (
     StartLine,
 )
 from gatekeeper.audit.reading import ChainEntry, merged, moment_text, read_chains
+from gatekeeper.audit.report import what_it_sets
 from gatekeeper.clock import number
 from gatekeeper.errors import InvalidURL
 from gatekeeper.urls import host_of, parse, printable
@@ -212,11 +213,11 @@ def _robots(line: RobotsLine) -> Iterator[str]:
 def _override(line: OverrideLine) -> Iterator[str]:
     by, why = line.by or "nobody named", line.reason or "no reason given"
     if line.ended:
-        yield f"the operator's rule for {line.match} ended ({line.source}): {by}, {why}"
+        yield f"the override for {line.match} ended ({line.source}): {by}, {why}"
     else:
         until = "" if line.until is None else f" until {moment_text(line.until)}"
-        yield f"a rule for {line.match} is in force{until} ({line.source}): {by}, {why}"
-        yield f"it sets {line.rule}"
+        yield f"the override for {line.match} is in force{until} ({line.source}): {by}, {why}"
+        yield f"it sets: {what_it_sets(line)}"
 
 
 def lines_about(folders: Sequence[Path], what: str) -> Iterator[ShownLine]:

@@ -269,7 +269,7 @@ class Verification:
         override = state.override_of(judged.host, line.t)
         own = (override.rule or {}).get("interval") if override is not None else None
         if isinstance(own, int | float) and own > asked:
-            asked, by = own, "the operator's rule asks"
+            asked, by = own, "the override asks"
         if scope.interval >= asked - 1e-6:
             return
         if "capped at" in scope.source and by.startswith("its"):

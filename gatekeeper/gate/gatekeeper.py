@@ -558,7 +558,7 @@ class Gatekeeper:
         else:
             self._scheduler.add_rule(rule)
         rules = self._scheduler.host_rules
-        _log.info("the operator's rule for %s is now: %s", match, described(rules.in_force(match)))
+        _log.info("the override for %s is now: %s", match, described(rules.in_force(match)))
         if isinstance(self._ledger, SharingLedger):
             self._ledger.overrides.say(match, rules.set_for(match), rules.in_force(match))
 
@@ -613,7 +613,7 @@ class Gatekeeper:
         """Apply the rules for a match that another member of the fleet set."""
         self._scheduler.put_rules(match, rules, "fleet")
         known = self._scheduler.host_rules
-        told = "the operator's rule for %s is now, by another member of the fleet: %s"
+        told = "the override for %s is now, by another member of the fleet: %s"
         _log.info(told, match, described(known.in_force(match)))
         if len(known.set_for(match)) < len(rules):  # some have ended already
             self._on_rules([match])

@@ -292,7 +292,7 @@ class HostRules:
     def log_ended(self) -> None:
         """Log which rules have ended since the last call, or had when they were read."""
         for rule in self._ended:
-            _log.warning("the operator's rule for %s has ended: %s", rule.match, described(rule))
+            _log.warning("the override for %s has ended: %s", rule.match, described(rule))
         self._ended.clear()
 
     def next_end(self) -> float:

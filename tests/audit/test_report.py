@@ -123,6 +123,18 @@ def test_the_page_is_self_contained_and_escapes_what_others_wrote(maker: Maker) 
     assert "url(" not in page
 
 
+def test_the_shortest_gap_has_the_source_of_its_own_interval(tmp_path: Path) -> None:
+    made = Maker(tmp_path / "audit")
+    made.robots(A)
+    made.page(f"{A}/1")
+    made.wait(11.0).page(f"{A}/2")
+    refused = [{"scope": "a.test", "interval": 20.0, "source": "after a refusal", "since": 30.0}]
+    made.wait(30.0).page(f"{A}/3", scopes=refused)
+    made.close()
+    (row,) = reported(made.folder).hosts
+    assert (row.interval, row.asked) == (10.0, "crawl_delay")
+
+
 def test_a_page_about_a_record_that_differs_says_so(maker: Maker) -> None:
     other = Maker(maker.folder, pid=99)
     other.robots(A)

@@ -59,8 +59,9 @@ def test_a_host_is_shown_with_everything_that_is_about_it(maker: Maker) -> None:
     text = words(maker.folder, "A.test")
     for part in (
         "was refused to examplebot: rule; again at 2026-01-31T12:01:00Z",
-        "a rule for a.test is in force until 2026-01-31T12:01:39Z (call): ann, agreed by mail",
-        "the operator's rule for a.test ended",
+        "the override for a.test is in force until 2026-01-31T12:01:39Z (call)",
+        "it sets: robots deny\n",
+        "the override for a.test ended",
         "a.test was blocked until 2026-01-31T12:00:40Z: 429",
         "the block of a.test was lifted by operator",
         "a.test was paused by operator",

@@ -135,11 +135,11 @@ def test_a_rule_that_has_ended_when_it_is_read_is_valid_and_said_to_be_over(
     ends.rules.hosts.log_ended()
     assert ends.after(0) == 3.0
     assert [record.getMessage() for record in caplog.records] == [
-        "the operator's rule for a.example has ended: robots obey, interval 1.0: "
+        "the override for a.example has ended: robots obey, interval 1.0: "
         "until 2026-11-30T23:59:00Z",
-        "the operator's rule for a.example has ended: robots obey, interval 1.0: "
+        "the override for a.example has ended: robots obey, interval 1.0: "
         "until 2026-11-30T23:59:59Z",
-        "the operator's rule for a.example has ended: robots obey, interval 4.0: "
+        "the override for a.example has ended: robots obey, interval 4.0: "
         "until 2026-12-01T00:00:00Z",
     ]
 

@@ -329,15 +329,14 @@ async def test_decision_clocks_and_log_say_who_set_a_rule_and_until_when(
                 f"a.test: override: robots deny: a complaint (by Kim) (until {shown})"
             )
             assert [record.getMessage() for record in caplog.records] == [
-                "the operator's rule for a.test is now: robots deny: "
-                f"a complaint (by Kim, until {shown})"
+                f"the override for a.test is now: robots deny: a complaint (by Kim, until {shown})"
             ]
             caplog.clear()
             await clock.elapse(3600.0)
             assert await gate.why("a.test") == ()
             assert (await gate.check("http://a.test/x")).note is None
             assert [record.getMessage() for record in caplog.records] == [
-                "the operator's rule for a.test has ended: robots deny: "
+                "the override for a.test has ended: robots deny: "
                 f"a complaint (by Kim, until {shown})"
             ]
 

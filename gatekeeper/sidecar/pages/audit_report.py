@@ -38,7 +38,13 @@ _WORDS: Final = {
     "server_error": "robots.txt could not be read, because the server failed",
     "rate_limited": "the site said that requests came too often",
     "timeout": "the site did not answer in time",
+    "connect_failed": "no connection to the site came about",
     "dns_nxdomain": "there is no host of that name",
+    "dns_failure": "the name of the site could not be looked up",
+    "tls": "the site's certificate was refused",
+    "host_blocked": "the site had asked for a break, or a person had",
+    "host_paused": "a person had paused the site",
+    "storage": "the crawler could not write its own files",
     "long_unreachable": "robots.txt could not be read for very long, while pages were served",
     "budget": "the crawler's own limit for a day was reached",
     "blocked": "the crawler may not ask this address",
@@ -217,7 +223,7 @@ def _refusals(report: AuditReport) -> Iterable[Child]:
     yield _reasons("Refused, by reason", report.refused, "Nothing was refused.")
     yield markup("<h2>Fetched, by reason</h2>")
     yield _reasons("Fetched, by reason", report.allowed, "No page was fetched.")
-    yield markup("<h2>What was found in place of robots.txt</h2>")
+    yield markup("<h2>What became of each robots.txt</h2>")
     yield _counts("Outcomes of robots.txt", "Outcome", report.files, "No robots.txt was read.")
     yield markup("<h2>How the sites answered</h2>")
     yield _counts("Statuses", "Status", report.statuses, "There was no response.")
@@ -243,7 +249,7 @@ def _signals(report: AuditReport) -> Iterable[Child]:
 
 
 def _overrides(overrides: Sequence[OverrideRow]) -> Iterable[Child]:
-    yield markup("<h2>Rules that people set</h2>")
+    yield markup("<h2>Overrides: rules that people set</h2>")
     heads = ("Hosts", "Rule", "Who", "Why", "Since", "Until", "Ended")
     rows = (
         row(
@@ -257,7 +263,7 @@ def _overrides(overrides: Sequence[OverrideRow]) -> Iterable[Child]:
         )
         for one in overrides
     )
-    yield html.table("Rules that people set", heads, rows, empty="Nobody overrode a robots.txt.")
+    yield html.table("Overrides", heads, rows, empty="Nobody overrode a robots.txt.")
 
 
 def _proof(report: AuditReport) -> Iterable[Child]:
@@ -265,9 +271,9 @@ def _proof(report: AuditReport) -> Iterable[Child]:
     yield markup("<h2>What this proves</h2>")
     yield html.items(verified.boundary)
     yield html.paragraph(
-        f"Checked: {number(verified.lines)} lines, {number(verified.decisions)} decisions, "
-        f"{number(verified.starts)} intervals, {number(verified.texts)} texts and "
-        f"{number(verified.seals)} seals, with gatekeeper {verified.version}. Clocks of two "
+        f"Checked: {counted(verified.lines, 'line')}, {counted(verified.decisions, 'decision')}, "
+        f"{counted(verified.starts, 'interval')}, {counted(verified.texts, 'text')} and "
+        f"{counted(verified.seals, 'seal')}, with gatekeeper {verified.version}. Clocks of two "
         f"processes may differ by {verified.tolerance:g} s."
     )
     left_out = {
