@@ -20,7 +20,8 @@ _WIDTH, _HEIGHT = 1000, 180
 _STYLE: Final = """
 svg { width: 100%; height: auto; display: block; }
 svg .one { fill: var(--one); } svg .two { fill: var(--two); }
-svg text { fill: var(--soft); font-size: 14px; }
+.axis { display: flex; flex-wrap: wrap; justify-content: space-between; }
+.axis { margin: .3em 0 0; color: var(--soft); }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .3em; }
 .key.one { background: var(--one); } .key.two { background: var(--two); }
 @media print { .scroll { overflow: visible; } }
@@ -134,23 +135,19 @@ def _over_time(report: AuditReport) -> Iterable[Child]:
         high, top = (_HEIGHT * part / most for part in (sent, refused))
         bars.append(_bar("one", place * step, _HEIGHT - high, step, high))
         bars.append(_bar("two", place * step, _HEIGHT - high - top, step, top))
-    box = f"0 -16 {_WIDTH} {_HEIGHT + 36}"
+    box = f"0 -16 {_WIDTH} {_HEIGHT + 16}"
     label = f"Requests and refusals per {span}: at most {number(most)}; see the table below"
     yield markup("<h2>Over time</h2>")
     yield markup(
         "<figure><figcaption>Per {}: {} sent, {} refused; at most {}</figcaption>"
-        '<svg{}>{}<text x="0" y="{}">{}</text><text x="{}" y="{}" text-anchor="end">{}</text></svg>'
-        "</figure>",
+        '<svg{}>{}</svg><p class="axis"><span>{}</span><span>{}</span></p></figure>',
         span,
         markup('<span class="key one"></span>'),
         markup('<span class="key two"></span>'),
         number(most),
         attributes(viewBox=box, role="img", aria_label=label),
         bars,
-        _HEIGHT + 16,
         report.times[0][0],
-        _WIDTH,
-        _HEIGHT + 16,
         report.times[-1][0],
     )
     rows = (
