@@ -145,10 +145,13 @@ async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
 
 
 def replace_file(path: Path, body: bytes) -> None:
-    """Write a file atomically; an existing one keeps its mode.
+    """Write a file atomically; an existing one keeps its mode. A device or a pipe stays one.
 
     Raises OSError, which names the path that was given.
     """
+    if path.exists() and not path.is_file():  # /dev/null, which root could replace; /dev/stdout
+        path.write_bytes(body)
+        return
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -293,6 +293,21 @@ def test_an_output_file_that_cannot_be_written_is_named_as_given(
     assert capsys.readouterr().err == f"gatekeeper compose: {out}: No such file or directory\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_an_output_file_that_is_a_pipe_or_a_device_stays_one(tmp_path: Path) -> None:
+    """With the rights of root, `-o /dev/null` put a file in the place of the device."""
+    (one,) = written(tmp_path, a="User-agent: *\nDisallow: /x\n")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(["compose", one, "-o", str(pipe)]) == 0
+        assert pipe.is_fifo()
+        assert b"Disallow: /x\n" in os.read(reader, 65_536)
+    finally:
+        os.close(reader)
+
+
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no /dev/zero")
 def test_input_beyond_the_size_limit_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
