@@ -16,8 +16,10 @@ from gatekeeper.gate.lease import Lease, LeaseManager
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import RobotsLease
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.ledger import Outcome
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import UNDERIVED, Interval
 from gatekeeper.urls import Target
 
 
@@ -69,6 +71,16 @@ class AuditedGrant(Grant, eq=False):
     """False if it was given back: no request was sent."""
     signals: dict[str, Any] | None = None
     """What the response said about use."""
+    derived: Interval = UNDERIVED
+    """The interval that it waited for, with its sources."""
+    shared: tuple[ScopeSettings, ...] = ()
+    """The settings by which it waited for each of `others`."""
+
+    def __post_init__(self) -> None:
+        """Note what it waited for: a report or new settings may come before its line is written."""
+        self.derived = self.scope.derived
+        if self.others:
+            self.shared = tuple(other.settings for other in self.others)
 
     def is_ours(self) -> bool:
         """Return True if the gate itself sent the request, and not code of its user."""

@@ -85,6 +85,7 @@ class AuditRecord:
         """Where rules came from; one that another replaces for a time comes back."""
         self._second, self._in_second = 0, 0
         self._robots_leases = 0
+        self.signs: bool = config.identity.key is not None
         self.every_decision: bool = audit.what == "decisions"
         self.decider: Callable[..., Decider] = Decider
         if self.every_decision:
@@ -96,11 +97,6 @@ class AuditRecord:
     def failing(self) -> str | None:
         """Why no lease can be granted; None if one can."""
         return self._writer.failing if self._refuses else None
-
-    @property
-    def signs(self) -> bool:
-        """Whether the gate signs the requests that it sends."""
-        return self._config.identity.key is not None
 
     async def open(self, parts: GateParts) -> None:
         """Begin a chain. Raises StorageError."""
@@ -239,7 +235,6 @@ class AuditRecord:
                 "reason": decision.reason,
                 "line": None if decision.rule is None else decision.rule.line,
                 "text": text,
-                "scopes": _scopes(grant),
             },
         )
 
@@ -257,19 +252,20 @@ class AuditRecord:
                 "reason": None,
                 "line": None,
                 "text": None,
-                "scopes": _scopes(grant),
             },
         )
 
     def _granted(self, grant: Grant, fields: dict[str, Any]) -> bool:
-        written = self._writer.add_now("grant", fields)
-        if not written and self._refuses:
+        assert isinstance(grant, AuditedGrant)  # by `grants`
+        writer = self._writer
+        fields["scopes"] = _scopes(grant)
+        if writer.add_now("grant", fields):
+            if grant.open:
+                grant.audit, grant.lease_id, grant.place = self, fields["lease"], writer.place
+        elif self._refuses:
             return False
-        if not written:
-            self._writer.omit(self._writer.failing or "")
-        elif isinstance(grant, AuditedGrant) and grant.open:
-            grant.audit, grant.lease_id = self, fields["lease"]
-            grant.place = self._writer.place
+        else:
+            writer.omit(writer.failing or "")
         return True
 
     async def status(self) -> AuditStatus:
@@ -287,7 +283,7 @@ class AuditRecord:
             size=size,
             sealed_at=at,
             sealed_line=line,
-            signed=self._config.identity.key is not None,
+            signed=self.signs,
         )
 
     async def find(self, decision: str) -> FoundLine | None:
@@ -311,7 +307,9 @@ class AuditRecord:
         waits = grant.retry_after
         if isinstance(waits, str):
             waits = http_fields.parse_retry_after(waits, wall)
-        payment = {"payment": True} if grant.status == 402 else {}
+        signals = grant.signals or {}
+        if grant.status == 402:
+            signals = {"payment": True, **signals}
         self._writer.add(
             "outcome",
             {
@@ -323,7 +321,7 @@ class AuditRecord:
                 "retry_after": waits,
                 "size": grant.size,
                 "signed": grant.sent and self.signs and grant.is_ours(),
-                "signals": {**payment, **(grant.signals or {})},
+                "signals": signals,
             },
             end,
         )
@@ -474,17 +472,17 @@ def _short(text: str | None) -> str | None:
     return None if text is None else text[:_MAX_TEXT]
 
 
-def _scopes(grant: Grant) -> list[dict[str, Any]]:
+def _scopes(grant: AuditedGrant) -> list[dict[str, Any]]:
     """Return the interval in force of each scope of a grant, and the time since its last start."""
-    scope, start = grant.scope, grant.start_at
-    derived = scope.derived
+    scope, start, derived = grant.scope, grant.start_at, grant.derived
     if derived is UNDERIVED:
         found = [_scope(scope.name, 0.0, "an earlier process", start - grant.basis_before)]
     else:
         source = derived.parts[0][1] if len(derived.parts) == 1 else derived.source
         found = [_scope(scope.name, derived.seconds, source, start - grant.basis_before)]
-    for other, basis in zip(grant.others, grant.others_before, strict=True):
-        settings = other.settings
+    for other, settings, basis in zip(
+        grant.others, grant.shared, grant.others_before, strict=True
+    ):
         found.append(_scope(other.name, settings.default, settings.default_source, start - basis))
     return found
 

@@ -269,7 +269,7 @@ class ChainWriter:
 
     def _write(self, *, rotate: bool = True) -> bool:
         """Write every line that waits. Return False if that failed."""
-        n, prev, lines = self._n, self._prev, []
+        n, prev, lines, now = self._n, self._prev, [], 0.0
         try:
             if self._fd < 0:
                 self._begin()  # which writes all that waits
@@ -277,9 +277,9 @@ class ChainWriter:
             if self._torn:
                 os.ftruncate(self._fd, self._size)
                 self._torn = False
-            for t, monotonic, kind, fields in self._waiting:
+            for t, now, kind, fields in self._waiting:
                 n += 1
-                raw = join_line(n, prev, t, monotonic, kind, fields)
+                raw = join_line(n, prev, t, now, kind, fields)
                 prev = sha256(raw).hexdigest()  # `digest_of`, without a call
                 lines.append(raw)
             lines.append(b"")
@@ -295,7 +295,7 @@ class ChainWriter:
         self._size += len(data)
         self._waiting.clear()
         self.place = (self.name, n) if rotate else self.place
-        if rotate and (self._size >= self._config.rotate or self._clock.monotonic() >= self._ends):
+        if rotate and (self._size >= self._config.rotate or now >= self._ends):
             self._rotate()
         return True
 
