@@ -29,6 +29,7 @@ from gatekeeper.audit.lines import (
     OverrideLine,
     RefusedLine,
     RobotsLine,
+    SettingsLine,
     StartLine,
 )
 from gatekeeper.audit.reading import DAMAGED, why
@@ -44,6 +45,7 @@ from gatekeeper.fetching.outcomes import (
     parser_input,
 )
 from gatekeeper.gate.decider import TRANSIT_SECONDS, PathRuling, rule_on
+from gatekeeper.pacing.scopes import LONGEST
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, parse, printable
@@ -110,11 +112,17 @@ class ChainState:
         self.robots: RobotsConfig = RobotsConfig()
         self.fetch: FetchConfig = FetchConfig()
         self.pacing: PacingConfig = PacingConfig()
+        self._earlier: PacingConfig = self.pacing
+        self._reloaded: datetime | None = None
+        """When a reload replaced the earlier settings."""
 
     def note(self, line: Line) -> None:
         """Apply a line that changes how later ones are read."""
         if isinstance(line, StartLine):
             self._start(line)
+        elif isinstance(line, SettingsLine):
+            self._earlier, self._reloaded = self.pacing, line.t
+            self.pacing = _section(line.settings, "pacing", PacingConfig)
         elif isinstance(line, OverrideLine):
             self._override(line)
         elif isinstance(line, ErasedLine):
@@ -124,6 +132,13 @@ class ChainState:
         """Parse a text as the gate did. Raises WrongText."""
         body, limit = parser_input(read_text(self.folder, digest)), self.fetch.max_body
         return RobotsTxt.parse(body, dialect=self.robots.dialect, limit=limit)
+
+    def cap(self, at: datetime) -> float:
+        """Return the longest interval that a file is obeyed in, in seconds. A lease may have been
+        granted just before a reload."""
+        recent = self._reloaded is not None and at - self._reloaded < _REPLACED
+        caps = (self.pacing.max_interval, self._earlier.max_interval if recent else None)
+        return min((one for one in caps if one is not None), default=LONGEST)
 
     def _start(self, line: StartLine) -> None:
         self.urls, self.version = line.urls, line.gatekeeper

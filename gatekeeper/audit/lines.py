@@ -60,6 +60,12 @@ class StartLine(ChainLine, frozen=True, kw_only=True, tag="start"):
     chains: tuple[NamedEnd, ...]
 
 
+class SettingsLine(ChainLine, frozen=True, kw_only=True, tag="settings"):
+    """Sections of the settings that a reload changed; they replace those of the start."""
+
+    settings: dict[str, Any]
+
+
 class EndLine(ChainLine, frozen=True, kw_only=True, tag="end"):
     """The end of a chain; a seal follows."""
 
@@ -223,6 +229,7 @@ class ErasedLine(
 
 Line = (
     StartLine
+    | SettingsLine
     | RobotsLine
     | GrantLine
     | OutcomeLine

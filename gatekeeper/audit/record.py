@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from aiohttp import ClientResponse
@@ -32,7 +32,7 @@ from gatekeeper.audit.leases import (
 from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.writer import ChainWriter
 from gatekeeper.clock import Clock, boot_of
-from gatekeeper.config import Config, HostRule, agent_named
+from gatekeeper.config import Config, HostRule, PacingConfig, agent_named
 from gatekeeper.decision import Decision, State
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import FileText, Record
@@ -255,9 +255,8 @@ class AuditRecord:
             },
         )
 
-    def _granted(self, grant: Grant, fields: dict[str, Any]) -> bool:
-        assert isinstance(grant, AuditedGrant)  # by `grants`
-        writer = self._writer
+    def _granted(self, one: Grant, fields: dict[str, Any]) -> bool:
+        grant, writer = cast("AuditedGrant", one), self._writer  # by `grants`
         fields["scopes"] = _scopes(grant)
         if writer.add_now("grant", fields):
             if grant.open:
@@ -298,6 +297,12 @@ class AuditRecord:
     def place_of(self, lease: Lease) -> tuple[str, int] | None:
         """Return the chain and the number of the line of a lease; None if it has none."""
         return lease.grant.place if isinstance(lease.grant, AuditedGrant) else None
+
+    def left_open(self, grant: Grant) -> None:
+        """Write what is known of a lease that is still open as the gate closes."""
+        if isinstance(grant, AuditedGrant) and grant.audit is not None:
+            grant.audit = None
+            self.ended(grant)
 
     def ended(self, grant: AuditedGrant) -> None:
         """Write what became of a lease."""
@@ -412,6 +417,10 @@ class AuditRecord:
         fields = {"scope": host, "by": by, "reason": None, "since": since, "until": None}
         self._writer.add("pause", {**fields, "ended": ended})
 
+    def settings_changed(self, pacing: PacingConfig) -> None:
+        """Write settings of a reload."""
+        self._writer.add("settings", {"settings": {"pacing": msgspec.to_builtins(pacing)}})
+
     def rules_changed(self) -> None:
         """Do nothing: `overrides_changed` knows the source."""
 
@@ -480,9 +489,7 @@ def _scopes(grant: AuditedGrant) -> list[dict[str, Any]]:
     else:
         source = derived.parts[0][1] if len(derived.parts) == 1 else derived.source
         found = [_scope(scope.name, derived.seconds, source, start - grant.basis_before)]
-    for other, settings, basis in zip(
-        grant.others, grant.shared, grant.others_before, strict=True
-    ):
+    for other, settings, basis in zip(grant.others, grant.shared, grant.others_before, strict=True):
         found.append(_scope(other.name, settings.default, settings.default_source, start - basis))
     return found
 

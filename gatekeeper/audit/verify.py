@@ -44,7 +44,6 @@ from gatekeeper.urls import printable
 MAX_DIFFERENCES = 100
 """Differences that are kept and shown; the others are counted."""
 _MAX_CHAINS_SHOWN = 20
-_CAPPED = "its interval is capped by a setting of a later reload"
 _LATE = 120.0
 """Seconds that a file may be used after it has expired: a lease may be late."""
 BOUNDARY = (
@@ -263,17 +262,12 @@ class Verification:
             self.differ("pace", entry, f"it has no scope for its host, {judged.host}")
         if scope is None:
             return
-        asked, cap, by = judged.asked or 0.0, state.pacing.max_interval, "its robots.txt asks"
-        if cap is not None:
-            asked = min(asked, cap)
+        asked, by = min(judged.asked or 0.0, state.cap(line.t)), "its robots.txt asks"
         override = state.override_of(judged.host, line.t)
         own = (override.rule or {}).get("interval") if override is not None else None
         if isinstance(own, int | float) and own > asked:
             asked, by = own, "the override asks"
         if scope.interval >= asked - 1e-6:
-            return
-        if "capped at" in scope.source and by.startswith("its"):
-            self.decisions.not_checked[_CAPPED] += 1
             return
         text = (
             f"the interval in force of {judged.host} is {scope.interval:.3f} s "

@@ -138,8 +138,11 @@ class Engine:
         self._set_limit()
 
     def close(self) -> None:
-        """Stop making clocks durable."""
+        """Stop making clocks durable. Leases that are still open have no later line."""
         self.promises = None
+        if self._audit is not None:
+            for grant in self.leases:
+                self._audit.left_open(grant)
 
     def adjust(self) -> None:
         """Apply changed settings of the operator's rules."""
@@ -149,6 +152,8 @@ class Engine:
         self.follow_budgets()
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
+        if self._audit is not None:
+            self._audit.settings_changed(pacing)
         self.unproven.adjust(pacing.max_in_flight)
         self._set_limit()
 

@@ -14,6 +14,7 @@ from weakref import ref
 import msgspec
 
 from gatekeeper.clock import DueHeap
+from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.ledger import Outcome
 from gatekeeper.pacing.scopes import INF, PROVEN, Scope
 
@@ -311,11 +312,18 @@ class PacingAudit(Protocol):
     def failing(self) -> str | None:
         """Why no lease can be granted, as its line can't be written; None if it can."""
 
+    def left_open(self, grant: Grant) -> None:
+        """Note that a grant is still open as the scheduler closes."""
+
     def blocked(self, scope: Scope, by: str) -> None:
-        """Note a block, or its end, by the operator, a response, or a member of the fleet."""
+        """Note a block, or its end: by the operator, a response, a member of the fleet ("fleet"),
+        or an earlier process ("state")."""
 
     def paused(self, host: str, by: str, ended: bool) -> None:
-        """Note a pause, or its end, by the operator or a member of the fleet."""
+        """Note a pause, or its end; `by` is as for `blocked`."""
+
+    def settings_changed(self, pacing: PacingConfig) -> None:
+        """Note settings that take the place of those before, before a grant by them."""
 
     def overrides_changed(self, source: str) -> None:
         """Note that rules about hosts changed: by the configuration, a call or the fleet."""

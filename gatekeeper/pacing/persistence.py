@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from gatekeeper.clock import Clock, Stamp, boot_of, stamp
 from gatekeeper.errors import LeaseTimeout, StorageError
+from gatekeeper.pacing.grants import PacingAudit
 from gatekeeper.pacing.host_settings import DAY, SHARED_PREFIXES, Rules, Usage
 from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
@@ -206,6 +207,10 @@ class Promises:
             if record.day_at:
                 began = min(record.day_at + shift, now)
                 history.usage = Usage(began, record.day_pages, record.day_bytes)
+            if memory.audit is not None and blocked > now:
+                memory.audit.blocked(scope, "state")
+            if memory.audit is not None and record.paused:
+                memory.audit.paused(scope.name, "state", ended=False)
         return scope
 
     def _back_off(self, record: ClockRecord, now: float, shift: float) -> BackOff:
@@ -388,8 +393,15 @@ class ScopeMemory:
     scope tries the storage before a new scope is created.
     """
 
-    def __init__(self, rules: Rules, clock: Clock, storage: Storage | None = None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        clock: Clock,
+        storage: Storage | None = None,
+        audit: PacingAudit | None = None,
+    ) -> None:
         self.rules = rules
+        self.audit = audit
         self.scopes: SplitDict[str, Scope] = SplitDict()
         self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)
         self.floor_until: float = -INF

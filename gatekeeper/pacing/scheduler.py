@@ -135,7 +135,7 @@ class Scheduler:
         """The operator's rules in force about hosts, including those added at run time."""
         self._rules_timer = SingleTimer(clock, self._end_rules)
         self._on_rules = on_rules
-        self._memory = ScopeMemory(self._rules, clock, storage)
+        self._memory = ScopeMemory(self._rules, clock, storage, audit)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
             self._remote = LedgerCalls(ledger, clock, self._callbacks())
@@ -284,7 +284,7 @@ class Scheduler:
             return
         _apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)
-        if self._audit is not None and report.seconds > 0:
+        if self._audit is not None and (report.seconds > 0 or not report.interval):
             self._audit.blocked(scope, "fleet")
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)

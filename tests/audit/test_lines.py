@@ -36,6 +36,7 @@ def maker(tmp_path: Path) -> Maker:
     made.block("a.test", 1.0)
     pause = {"scope": "a.test", "by": None, "reason": None, "since": None, "until": None}
     made.line("pause", **pause, ended=True)
+    made.line("settings", settings={"pacing": {"max_interval": 5.0}})
     made.close()
     erase(made.folder, "b.test", by="ann", reason="asked")
     return made
@@ -95,7 +96,7 @@ def test_the_verifier_in_the_documents_finds_changes(
 
     rewrite(second, lambda rows: [rows[0], changed(rows[1], line=9), *rows[2:]])
     assert [one.partition(": ")[2] for one in wrong_in(maker.folder)] == [
-        f"line {maker.n - 5} does not follow the one before"
+        f"line {maker.n - 6} does not follow the one before"
     ]
 
     seal = gzip.decompress(first.read_bytes()).splitlines()[-1]

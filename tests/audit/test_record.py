@@ -11,8 +11,10 @@ import pytest
 
 from gatekeeper import Denied, HostRule
 from gatekeeper.clock import VirtualClock
+from gatekeeper.config import PacingConfig
 from gatekeeper.storage import MemoryStorage
-from gatekeeper.testing import ScriptedGate
+from gatekeeper.testing import ScriptedGate, drive
+from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.audit.conftest import chains_of, config_of
 
 Read = Callable[..., list[dict[str, Any]]]
@@ -159,6 +161,89 @@ async def test_a_file_from_the_state_is_written_before_its_first_use(
     robots, grant = read_record("robots", "grant", folder=folder / "2")
     assert (robots["kind"], robots["source"]) == ("robots", "state")
     assert grant["text"] == robots["text"] is not None
+
+
+async def test_blocks_and_pauses_of_an_earlier_process_are_written(
+    folder: Path, read_record: Read
+) -> None:
+    storage, clock = MemoryStorage(), VirtualClock()
+    async with ScriptedGate(config=config_of(folder / "1"), storage=storage, clock=clock) as gate:
+        await gate.block("a.example", clock.wall() + 60.0, "too many mails")
+        await gate.block("b.example", clock.wall() + 60.0)
+        await gate.block("b.example", clock.wall())
+        await gate.pause("c.example")
+    async with ScriptedGate(config=config_of(folder / "2"), storage=storage, clock=clock):
+        clock.advance(1.0)
+    (first, *_) = read_record("block", folder=folder / "1")
+    (block,) = read_record("block", folder=folder / "2")
+    assert (block["scope"], block["by"], block["reason"]) == (
+        *("a.example", "state", "too many mails"),
+    )
+    assert block["until"] == first["until"]
+    (pause,) = read_record("pause", folder=folder / "2")
+    assert (pause["scope"], pause["by"], pause["ended"]) == ("c.example", "state", False)
+
+
+async def test_a_block_that_a_member_of_the_fleet_lifts_is_written(
+    folder: Path, read_record: Read
+) -> None:
+    clock = VirtualClock()
+    ledger = MemoryLedger(clock)
+    async with (
+        ScriptedGate(config=config_of(folder / "1"), ledger=ledger, clock=clock) as gate,
+        ScriptedGate(config=config_of(folder / "2"), ledger=ledger, clock=clock),
+    ):
+        for seconds in (60.0, -1.0):
+            await gate.block("a.example", clock.wall() + seconds)
+            await drive(clock, asyncio.sleep(0))
+    first, second = read_record("block", folder=folder / "2")
+    assert first["by"] == second["by"] == "fleet"
+    assert first["until"] > first["t"]
+    assert second["until"] <= second["t"]
+
+
+async def test_a_lease_that_is_open_as_the_gate_closes_has_an_outcome(
+    folder: Path, read_record: Read
+) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        leases = [await gate.acquire(f"https://{host}.example/") for host in "ab"]
+        leases[1].answered(200)
+    for lease in leases:
+        lease.end()  # too late for another line
+    first, second = [
+        line for line in read_record("outcome") if not line["lease"].startswith("robots")
+    ]
+    assert (first["lease"], first["status"], first["head"]) == (leases[0].decision.id, None, None)
+    assert first["start"] is not None
+    assert second["status"] == 200
+
+
+async def test_an_interval_that_grows_before_the_line_is_not_the_one_that_was_waited_for(
+    folder: Path, read_record: Read, virtual_clock: VirtualClock
+) -> None:
+    """A report of another request comes between the grant and its line."""
+    config = config_of(folder, pacing={"default_interval": 5.0})
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        await gate.check(f"{A}/")
+        virtual_clock.advance(60.0)
+        granted = gate.parts.audit.granted  # type: ignore[union-attr]
+
+        def late(*arguments: Any) -> bool:
+            gate.override(HostRule(match="a.example", interval=60.0))
+            return bool(granted(*arguments))
+
+        gate.parts.audit.granted = late  # type: ignore[union-attr]
+        (await gate.acquire(f"{A}/1")).end()
+    grant = read_record("grant")[-1]
+    assert grant["scopes"][0]["interval"] == 5.0
+
+
+async def test_settings_of_a_reload_are_written(folder: Path, read_record: Read) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        gate.parts.scheduler.adjust(PacingConfig(max_interval=5.0))
+    (line,) = read_record("settings")
+    assert line["settings"]["pacing"]["max_interval"] == 5.0
+    assert set(line["settings"]["pacing"]) == set(read_record("start")[0]["settings"]["pacing"])
 
 
 async def test_blocks_pauses_and_overrides_are_written_with_who_set_them(

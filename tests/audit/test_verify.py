@@ -230,15 +230,16 @@ def test_the_operators_cap_shortens_what_a_file_asks_for(tmp_path: Path) -> None
         assert verified(maker.folder).ok is ok
 
 
-def test_a_cap_of_a_later_reload_is_counted(maker: Maker) -> None:
-    source = "crawl-delay 10 s from robots.txt line 4, capped at 5 s"
-    for number in range(2):
-        scopes = [{"scope": "a.test", "interval": 5.0, "source": source, "since": None}]
-        maker.page(f"{A}/{number}", scopes=scopes)
-        maker.wait(5.0)
-    report = verified(maker.folder)
-    assert report.ok
-    assert report.decisions_not_checked["its interval is capped by a setting of a later reload"]
+def test_the_cap_of_a_later_reload_shortens_what_a_file_asks_for(maker: Maker) -> None:
+    maker.line("settings", settings={"pacing": {"max_interval": 5.0}})
+    maker.page(f"{A}/1", 5.0)
+    maker.wait(20.0).page(f"{A}/2", 5.0)
+    assert verified(maker.folder).ok
+    maker.line("settings", settings={"pacing": {"max_interval": None}})
+    maker.wait(4.0).page(f"{A}/3", 5.0)  # it was granted before
+    assert len(verified(maker.folder).differences) == 1  # too early
+    maker.wait(20.0).page(f"{A}/4", 5.0)
+    assert [one.what for one in verified(maker.folder).differences] == ["pace", "pace"]
 
 
 def test_what_stands_in_place_of_a_file_decides(tmp_path: Path) -> None:
