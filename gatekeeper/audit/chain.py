@@ -23,6 +23,8 @@ from gatekeeper.signing import PublicKey, SigningKey
 
 VERSION = 1
 """The version of the format, `v` of each line."""
+MAX_TEXT = 8_192
+"""Characters of a URL, or of another text of others, in a line; a longer one is cut."""
 NO_DIGEST = "0" * 64
 """`prev` of the first line of a chain."""
 OPEN, CLOSED, SEAL = ".jsonl", ".jsonl.gz", ".seal.json"

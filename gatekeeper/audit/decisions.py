@@ -20,7 +20,7 @@ import msgspec
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from gatekeeper.audit.chain import digest_of, text_path
+from gatekeeper.audit.chain import MAX_TEXT, digest_of, text_path
 from gatekeeper.audit.lines import (
     DecidedLine,
     ErasedLine,
@@ -50,7 +50,7 @@ from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, parse, printable
 
-MAX_TEXT: Final = 67_108_864
+MAX_OCTETS: Final = 67_108_864
 """Octets of a text that are read. `fetch.max_body` is far below it."""
 CACHED_OCTETS: Final = 67_108_864
 """Octets of texts whose policies are kept."""
@@ -67,8 +67,6 @@ _OWN: Final = frozenset(
 )
 """Deferrals for a cause that no file shows."""
 _GUARD: Final = frozenset({Reason.BLOCKED, Reason.INVALID_URL, Reason.EGRESS_POLICY})
-MAX_WRITTEN: Final = 8_192
-"""Characters of a URL that are written; a longer one is cut."""
 _NOT_THERE: Final = "its file is not in the record"
 _BY_TEXT: Final = frozenset(
     {Reason.RULE, Reason.NO_RULE, Reason.OUTSIDE_VISIT_TIME, Reason.EMPTY_FILE}
@@ -382,9 +380,9 @@ class DecisionCheck:
 
     def _not_whole(self, state: ChainState, line: Judged, target: Target, ruled: _Said) -> bool:
         """Return True if what the record leaves out of a URL may decide."""
-        if ruled.text is None or (state.urls != "path" and len(line.url) < MAX_WRITTEN):
+        if ruled.text is None or (state.urls != "path" and len(line.url) < MAX_TEXT):
             return False
-        if len(line.url) >= MAX_WRITTEN:
+        if len(line.url) >= MAX_TEXT:
             return True
         key = (ruled.text, line.agent, state.robots, "special")
         starts: tuple[bytes, ...] | None = self._starts.get(key)
@@ -435,7 +433,7 @@ def read_text(folder: Path, digest: str) -> bytes:
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         with (folder / text_path(digest)).open("rb") as file:
-            body = decoder.decompress(file.read(MAX_TEXT), MAX_TEXT)
+            body = decoder.decompress(file.read(MAX_OCTETS), MAX_OCTETS)
     except FileNotFoundError as error:
         raise WrongText(f"the text {digest} is not there") from error
     except DAMAGED as error:

@@ -7,12 +7,11 @@ yet: run it again. A segment that a process writes to is left alone, and reporte
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,6 @@ from typing import Final
 import msgspec
 
 from gatekeeper.audit.chain import (
-    CLOSED,
     NO_DIGEST,
     OPEN,
     VERSION,
@@ -33,6 +31,7 @@ from gatekeeper.audit.chain import (
     text_path,
     time_text,
 )
+from gatekeeper.audit.files import is_written, write_segment
 from gatekeeper.audit.lines import (
     BlockLine,
     DecidedLine,
@@ -161,22 +160,6 @@ class _Search:
                 return False
 
 
-def is_written(path: Path) -> bool:
-    """Return True if a process has locked a segment, because it writes to it."""
-    try:
-        import fcntl  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return path.name.endswith(OPEN)
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _host(text: str) -> str:
     """Return the name of a host as lines have it. Raises ConfigError."""
     with suppress(InvalidURL):
@@ -271,7 +254,7 @@ def _write_erasure(
     keyid = None if key is None else key.public.keyid
     add("seal", lines=n, first=1, reason="end", key=keyid, signature=signature)
     path = folder / str(SegmentName(name, 1))
-    write_whole(path, lambda write: [write(line + b"\n") for line in lines])
+    write_segment(path, (line + b"\n" for line in lines))
     return path.name
 
 
@@ -279,7 +262,7 @@ def _replace(segment: _Segment) -> None:
     """Write a segment again, with its lines in the spans replaced."""
     spans = iter(segment.spans)
 
-    def copy(write: Callable[[bytes], object]) -> None:
+    def copied() -> Iterator[bytes]:
         first, last = next(spans)
         for octets, digest, whole in raw_lines(segment.path):
             if not whole:
@@ -291,9 +274,9 @@ def _replace(segment: _Segment) -> None:
                 n = read_line(octets).n
             if n > last:
                 first, last = next(spans, (1, 0))
-            write((_placeholder(octets, digest) if first <= n <= last else octets) + b"\n")
+            yield (_placeholder(octets, digest) if first <= n <= last else octets) + b"\n"
 
-    write_whole(segment.path, copy)
+    write_segment(segment.path, copied())
 
 
 def _placeholder(octets: bytes, digest: str) -> bytes:
@@ -301,28 +284,6 @@ def _placeholder(octets: bytes, digest: str) -> bytes:
     return (
         f'{{"v":{VERSION},"n":{line.n},"prev":"{line.prev}","kind":"erased","digest":"{digest}"}}'
     ).encode()
-
-
-def write_whole(path: Path, fill: Callable[[Callable[[bytes], object]], object]) -> None:
-    """Write a file under another name, readable by its owner alone, and rename it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-    try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            if path.name.endswith(CLOSED):
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                    fill(packed.write)
-            else:
-                fill(file.write)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileNotFoundError):  # `audit.keep` goes by the time at which it was closed
-            os.utime(temporary, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def lines_of(report: ErasureReport) -> Iterator[str]:

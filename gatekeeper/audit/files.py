@@ -10,10 +10,10 @@ import contextlib
 import gzip
 import itertools
 import os
-import shutil
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -38,22 +38,31 @@ _LEVEL: Final = 2
 
 if sys.platform == "win32":
 
-    def lock_file(fd: int) -> bool:
-        """Return True: open files can't be removed here."""
-        return True
+    def lock_file(fd: int) -> None:
+        """Do nothing: open files can't be removed here."""
+
+    def is_written(path: Path) -> bool:
+        """Return True if a process may write to a segment."""
+        return path.name.endswith(OPEN)
 else:
     import fcntl
 
-    def lock_file(fd: int) -> bool:
+    def lock_file(fd: int) -> None:
         """Lock an open segment for as long as it is open, so that no other process takes it for
-        one that was left behind. Return False if another process has it."""
-        try:
+        one that was left behind."""
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def is_written(path: Path) -> bool:
+        """Return True if a process has locked a segment, because it writes to it."""
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
             return True
-        return True
+        except OSError:
+            return False
+        return False
 
 
 def make_folder(folder: Path) -> None:
@@ -79,15 +88,30 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def write_segment(path: Path, blocks: Iterable[bytes], level: int = 6) -> None:
+    """Write a segment, compressed if its name says so. One in its place is replaced, and its time
+    is kept: `audit.keep` goes by the time at which it was closed. Raises OSError."""
+    times = None
+    with contextlib.suppress(FileNotFoundError):
+        times = path.stat()
+    with whole_file(path) as file:
+        if path.name.endswith(CLOSED):
+            with gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
+                packed.writelines(blocks)
+        else:
+            file.writelines(blocks)
+        file.flush()
+        os.fsync(file.fileno())  # the only copy from here on
+    if times is not None:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 def compress(path: Path, wall: float) -> None:
     """Replace a segment, closed at a wall time, by its compressed form. For a thread. Raises
     OSError."""
     target = path.with_name(path.name.removesuffix(OPEN) + CLOSED)
-    with whole_file(target) as file:
-        with path.open("rb") as plain, gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
-            shutil.copyfileobj(plain, packed, _BLOCK)
-        file.flush()
-        os.fsync(file.fileno())  # the only copy from here on
+    with path.open("rb") as plain:
+        write_segment(target, iter(partial(plain.read, _BLOCK), b""), _LEVEL)
     os.utime(target, (wall, wall))
     path.unlink()
 

@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import ClientResponse
 
 from gatekeeper import http_fields, urls
-from gatekeeper.audit.chain import time_text
+from gatekeeper.audit.chain import MAX_TEXT, time_text
 from gatekeeper.audit.files import TextStore, count_segments, find_decision
 from gatekeeper.audit.leases import (
     AuditedDecider,
@@ -51,8 +51,6 @@ from gatekeeper.urls import Target, without_credentials
 _log = logging.getLogger(__name__)
 
 _MAX_SOURCES: Final = 10_000
-_MAX_TEXT: Final = 8_192
-"""Characters of a URL, or of another text of others, in a line."""
 _OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
 _POLITE: Final = ("robots", "fetch", "cache", "guard", "pacing", "group")
 """The sections whose settings are in the `start` line."""
@@ -470,15 +468,15 @@ def _decided_by(record: Record, decision: Decision) -> bool:
 
 
 def _whole(url: str) -> str:
-    return url[:_MAX_TEXT]
+    return url[:MAX_TEXT]
 
 
 def _without_query(url: str) -> str:
-    return url[:_MAX_TEXT].partition("?")[0].partition("#")[0]
+    return url[:MAX_TEXT].partition("?")[0].partition("#")[0]
 
 
 def _short(text: str | None) -> str | None:
-    return None if text is None else text[:_MAX_TEXT]
+    return None if text is None else text[:MAX_TEXT]
 
 
 def _scopes(grant: AuditedGrant) -> list[dict[str, Any]]:

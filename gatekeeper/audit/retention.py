@@ -1,4 +1,4 @@
-"""Removes old segments of a folder, leaves their seals, and finds the texts to remove with them.
+"""Removes old segments of a folder, leaves their last lines, and finds texts to remove with them.
 
 It works on all chains of the folder, since most writers have ended by the time. A segment that a
 running process writes is locked, and stays. For a thread: files are read in blocks.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, BadLine, SegmentName, decode_line
-from gatekeeper.audit.files import lock_file, whole_file
+from gatekeeper.audit.files import is_written, whole_file
 
 _BLOCK: Final = 1 << 20
 _TEXT: Final = re.compile(rb'"text":"([0-9a-f]{64})"')
@@ -38,18 +38,20 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
         if name is None or name.suffix == SEAL:
             continue
         path = folder / entry.name
-        running = name.suffix == OPEN and (name.chain == own or _is_written(path))
+        running = name.suffix == OPEN and (name.chain == own or is_written(path))
         alone = alone and (not running or name.chain == own)
         with contextlib.suppress(OSError):  # another process removed it
             (rest if running or entry.stat().st_mtime >= before else old).append((name, path))
     named: set[str] = set()
     for name, path in sorted(old):
         last = b""
-        with contextlib.suppress(*_DAMAGED):
+        try:
             for block in _blocks(path):
                 named.update(digest.decode() for digest in _TEXT.findall(block))
-                last = block
-        _leave_seal(name, path, last)
+                last = block if block.endswith(b"\n") else last  # not a torn line
+        except _DAMAGED:
+            last = b""
+        _leave_last_line(name, path, last)
         with contextlib.suppress(OSError):
             path.unlink()
     if not alone:
@@ -63,25 +65,14 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
     return named
 
 
-def _leave_seal(name: SegmentName, path: Path, last: bytes) -> None:
-    """Write the seal of a segment to a file of its own, if its last line is one."""
-    raw = last.rstrip(b"\n").rpartition(b"\n")[2]
+def _leave_last_line(name: SegmentName, path: Path, last: bytes) -> None:
+    """Write the last line of a segment to a file of its own: its seal, or what a later start may
+    name of a chain that a killed process left."""
+    raw = last.removesuffix(b"\n").rpartition(b"\n")[2]
     with contextlib.suppress(BadLine):
-        if last.endswith(b"\n") and decode_line(raw)["kind"] == "seal":
-            with whole_file(path.with_name(str(name._replace(suffix=SEAL)))) as file:
-                file.write(raw + b"\n")
-
-
-def _is_written(path: Path) -> bool:
-    """Return True if a running process writes the segment."""
-    try:
-        fd = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return not lock_file(fd)
-    finally:
-        os.close(fd)
+        decode_line(raw)
+        with whole_file(path.with_name(str(name._replace(suffix=SEAL)))) as file:
+            file.write(raw + b"\n")
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

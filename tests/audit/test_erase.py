@@ -151,7 +151,7 @@ def test_a_segment_that_is_written_is_left_alone_and_reported(maker: Maker) -> N
 def test_a_crash_in_between_leaves_a_record_that_verifies(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = erasing.write_whole, 0
+    real, calls = erasing.write_segment, 0
 
     def crashing(*arguments: object) -> None:
         nonlocal calls
@@ -160,7 +160,7 @@ def test_a_crash_in_between_leaves_a_record_that_verifies(
             raise OSError(28, "No space left on device")
         real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(erasing, "write_whole", crashing)
+    monkeypatch.setattr(erasing, "write_segment", crashing)
     with pytest.raises(OSError, match="No space"):
         erased(maker.folder)
     monkeypatch.undo()

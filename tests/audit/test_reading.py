@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gatekeeper import __version__
+from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.verify import VerifyReport, verify
 from gatekeeper.errors import ConfigError
 from gatekeeper.signing import PublicKey, SigningKey, new_key
@@ -232,18 +233,34 @@ def test_removed_segments_that_left_their_seals_are_counted(signed: Path, tmp_pa
     assert "segments 1 to 1 are missing" in verified(folder).differences[0].text
 
 
-def test_the_last_line_of_a_killed_process_stands_for_its_segment(tmp_path: Path) -> None:
-    """`audit.keep` removed what it wrote; a later start names the line."""
+@pytest.mark.parametrize("torn", [b"", b'{"v":1,"n":', b"x" * 3_000_000])
+def test_the_last_whole_line_of_a_killed_process_stands_for_its_segment(
+    tmp_path: Path, torn: bytes
+) -> None:
+    """`audit.keep` removes what it wrote; a later start names the line."""
     killed = crawl(Maker(tmp_path / "a"), 3)
     named = killed.last()
+    whole = killed.path.read_bytes()
+    with killed.path.open("ab") as file:
+        file.write(torn)
+    os.utime(killed.path, (1.0, 1.0))
     crawl(Maker(tmp_path / "a", pid=43, at=killed.now + 60, chains=(named,)), 1)
     kept = killed.path.with_name(killed.path.name.replace(".jsonl", ".seal.json"))
-    kept.write_bytes(killed.path.read_bytes().splitlines()[-1] + b"\n")
-    killed.path.unlink()
+    remove_old(tmp_path / "a", 2.0, "")
+    assert not killed.path.exists()
+    assert kept.read_bytes() == whole.splitlines()[-1] + b"\n"
     assert verified(tmp_path / "a").differences == []
 
     kept.write_bytes(changed(kept.read_bytes(), m=7.5) + b"\n")
     assert [one.line for one in verified(tmp_path / "a").differences] == [named["n"]]
+
+
+def test_a_process_that_was_killed_as_it_began_a_segment_leaves_no_difference(
+    tmp_path: Path,
+) -> None:
+    killed = crawl(Maker(tmp_path / "a"), 3)
+    killed.path.with_name(killed.path.name.replace("-000001", "-000002")).touch()
+    assert verified(tmp_path / "a").differences == []
 
 
 def test_a_changed_kept_seal_is_found(signed: Path, tmp_path: Path, key: SigningKey) -> None:

@@ -19,7 +19,6 @@ from gatekeeper.robots import Policy
 from gatekeeper.testing import ScriptedGate, drive
 from tests.audit.maker import check_schema
 
-pytest.importorskip("gatekeeper.audit.record")  # the writer
 A, B = "https://a.test", "https://b.test"
 FILE = """User-agent: *
 Disallow: /private

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gatekeeper import __version__
 from gatekeeper.audit import decisions, pace
-from gatekeeper.audit.chain import text_path, time_text
+from gatekeeper.audit.chain import MAX_TEXT, text_path, time_text
 from gatekeeper.audit.lines import read_line
 from gatekeeper.audit.verify import BOUNDARY, VerifyReport, lines_of, verify
 from gatekeeper.cli import main
@@ -334,7 +334,7 @@ def test_without_queries_a_rule_that_a_query_may_matter_to_is_counted_as_not_che
 def test_a_url_that_is_cut_is_counted_as_not_checked(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "audit")
     maker.robots(A, "User-agent: *\nDisallow: /*end\n")
-    maker.refused(f"{A}/".ljust(decisions.MAX_WRITTEN, "x"), verdict="deny", reason="rule", line=2)
+    maker.refused(f"{A}/".ljust(MAX_TEXT, "x"), verdict="deny", reason="rule", line=2)
     assert verified(maker.folder).decisions_not_checked == {"the URL is not recorded as a whole": 1}
 
 
