@@ -131,6 +131,15 @@ class ChainState:
         body, limit = parser_input(read_text(self.folder, digest)), self.fetch.max_body
         return RobotsTxt.parse(body, dialect=self.robots.dialect, limit=limit)
 
+    def own_interval(self, host: str, at: datetime) -> float:
+        """Return the interval of the operator's rule for a host, in seconds; 0 without one. A lease
+        may have been granted just before the rule came into force."""
+        found = self.override_of(host, at)
+        if found is None or found.rule is None or at - found.t < _MOMENT:
+            return 0.0
+        own = found.rule.get("interval")
+        return own if isinstance(own, int | float) else 0.0
+
     def cap(self, at: datetime) -> float:
         """Return the longest interval that a file is obeyed in, in seconds. A lease may have been
         granted just before a reload."""

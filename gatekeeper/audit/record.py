@@ -11,14 +11,13 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
-from aiohttp import ClientResponse
 
 from gatekeeper import http_fields, urls
 from gatekeeper.audit.chain import MAX_TEXT, time_text
@@ -329,11 +328,13 @@ class AuditRecord:
             end,
         )
 
-    def answered(self, lease: HeldLease, response: ClientResponse) -> None:
-        """Note what the head of a response says about use, for the lease's outcome."""
-        headers, grant = response.headers, getattr(lease, "grant", None)
-        if isinstance(grant, AuditedGrant) and any(name in headers for name in PAGE_FIELDS):
-            found = page_signals(headers, self._token, url=lease.url, status=response.status)
+    def answered(self, lease: HeldLease, status: int, headers: Mapping[str, str]) -> None:
+        """Note what the head of a response says about use, for the lease's outcome. `headers`: as
+        for `page_signals`."""
+        grant = getattr(lease, "grant", None)
+        silent = PAGE_FIELDS.isdisjoint(map(str.lower, headers))
+        if isinstance(grant, AuditedGrant) and not silent:
+            found = page_signals(headers, self._token, url=lease.url, status=status)
             signals = {
                 "content_usage": found.content_usage,
                 "x_robots_tag": sorted(found.rules.names),

@@ -263,9 +263,7 @@ class Verification:
         if scope is None:
             return
         asked, by = min(judged.asked or 0.0, state.cap(line.t)), "its robots.txt asks"
-        override = state.override_of(judged.host, line.t)
-        own = (override.rule or {}).get("interval") if override is not None else None
-        if isinstance(own, int | float) and own > asked:
+        if (own := state.own_interval(judged.host, line.t)) > asked:
             asked, by = own, "the override asks"
         if scope.interval >= asked - 1e-6:
             return

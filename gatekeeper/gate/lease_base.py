@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import datetime
@@ -235,6 +235,14 @@ def note_refusal(gate: object, decision: Decision) -> None:
     audit = getattr(getattr(gate, "parts", None), "audit", None)
     if audit is not None:
         audit.refused(decision)
+
+
+def note_fields(lease: object, status: int, headers: Mapping[str, str]) -> None:
+    """Tell the audit record, if the lease has a line there, what the head of its response says."""
+    inner = getattr(lease, "inner", lease)  # of a lease for threads
+    audit = getattr(getattr(inner, "grant", None), "audit", None)
+    if audit is not None:
+        audit.answered(inner, status, headers)
 
 
 def refuse_page(gate: object, decision: Decision) -> None:

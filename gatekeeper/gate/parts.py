@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -89,7 +89,7 @@ class GateAudit(PacingAudit, Protocol):
     every_decision: bool
     """Decisions are written as well, not requests and refusals alone."""
 
-    def answered(self, lease: HeldLease, response: aiohttp.ClientResponse) -> None:
+    def answered(self, lease: HeldLease, status: int, headers: Mapping[str, str]) -> None:
         """Note what the head of a response says about use."""
 
     def place_of(self, lease: Lease) -> tuple[str, int] | None:

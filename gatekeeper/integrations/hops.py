@@ -41,6 +41,7 @@ from gatekeeper.gate.lease_base import (
     adopt,
     enter_detached,
     judge_adopted,
+    note_fields,
     other_agent,
     refuse_page,
     unnamed,
@@ -175,6 +176,7 @@ class Hop:
         """Report the head of the response: the interval counts from now. Return the body, which the
         caller must free."""
         limit = http_fields.rate_limit_of(headers)
+        note_fields(self.lease, status, headers)
         self.lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
         lease, body = self.lease, BodyInUse(self.call, self.call_later)
         if lease.counts_bytes:
@@ -493,10 +495,10 @@ def unless_default(sent: str | None) -> str | None:
 
 
 def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the header fields that a lease evaluates, with their usual capitalization, for a
+    """Return the header fields, those that a lease evaluates with their usual capitalization, for a
     library that converts all names to lower case."""
     usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit", "age": "Age"}
-    return {usual[name]: value for name, value in headers.items() if name in usual}
+    return {usual.get(name, name): value for name, value in headers.items()}
 
 
 def config_of(gate: object, *, blocking: bool = False) -> Config:

@@ -36,7 +36,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import other_agent, refuse_page, unnamed
+from gatekeeper.gate.lease_base import note_fields, other_agent, refuse_page, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.queue_refusals import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
@@ -398,6 +398,7 @@ class PoliteMiddleware:
         )
 
     def _answered(self, sending: _Sending, request: Request, response: Response) -> None:
+        note_fields(sending.lease, response.status, cast("Mapping[str, str]", _Fields(response)))
         self._report(
             sending,
             status=response.status,
@@ -476,6 +477,9 @@ class _Fields:
 
     def __init__(self, response: Response) -> None:
         self._headers = response.headers
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("latin-1") for name in self._headers)
 
     def getall(self, name: str, default: object = ()) -> list[str]:
         """Return the value of each line of a field."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 from weakref import ref
@@ -187,7 +187,7 @@ def gate_middleware_with(
     unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: RequestSigner | None = None,
-    answered: Callable[[HeldLease, ClientResponse], object] | None = None,
+    answered: Callable[[HeldLease, int, Mapping[str, str]], object] | None = None,
 ) -> DeadlineMiddleware:
     """Make the middleware of `gate_middleware` for requests with deadlines of their own.
 
@@ -244,12 +244,12 @@ def gate_middleware_with(
 def _report_head(
     lease: HeldLease,
     response: ClientResponse,
-    answered: Callable[[HeldLease, ClientResponse], object] | None,
+    answered: Callable[[HeldLease, int, Mapping[str, str]], object] | None,
 ) -> None:
     """Report the head of the response."""
     headers = response.headers
     if answered is not None:
-        answered(lease, response)
+        answered(lease, response.status, headers)
     lease.answered(
         response.status,
         retry_after=headers.get(RETRY_AFTER),

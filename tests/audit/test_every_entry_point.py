@@ -33,7 +33,8 @@ PAGE, DENIED = "http://a.test/page", "http://a.test/private"
 @pytest.fixture
 async def site(internet: FakeInternet) -> FakeInternet:
     """A site with one page, and one that may not be fetched."""
-    a = internet.site("a.test").page("/page", "hello")
+    a = internet.site("a.test")
+    a.on("/page", Page("hello", headers={"X-Robots-Tag": "noai"}))
     a.robots("User-agent: *\nDisallow: /private\n")
     return internet
 
@@ -166,6 +167,13 @@ async def test_each_integration_writes_what_the_site_saw(
         with pytest.raises(Exception):  # noqa: B017, PT011 - of each library's own
             await one.get(DENIED)
     judge(folder, site)
+    (outcome,) = [
+        line
+        for chain in chains_of(folder).values()
+        for line in chain
+        if line["kind"] == "outcome" and line["size"] == len("hello") and line["signals"]
+    ]
+    assert outcome["signals"] == {"x_robots_tag": ["noai"]}
 
 
 async def test_gatekeeper_fetch_writes_what_the_site_saw(

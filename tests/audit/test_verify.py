@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[str, Callable[[Maker], object]]] = {
         "pace",
         lambda m: (
             m.override("a.test", "obey", rule={"match": "a.test", "interval": 20.0}),
-            m.page(f"{A}/1"),
+            m.wait(1.0).page(f"{A}/1"),
         ),
     ),
     "a block is not kept": ("pace", lambda m: (m.block("a.test", 60.0), m.page(f"{A}/1"))),

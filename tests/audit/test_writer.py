@@ -90,7 +90,7 @@ async def test_a_start_names_the_last_whole_line_of_each_unsealed_chain(
     async with ScriptedGate(config=config_of(folder)):
         pass  # a sealed chain, which is not named
     folder.joinpath("notes.txt").write_text("not ours")
-    whole = chain.encode_line(1, chain.NO_DIGEST, chain.time_text(1e9), 1.0, "start", {"pid": 1})
+    whole = chain.encode_line(1, chain.NO_DIGEST, chain.time_text(1e9), 1.0, "end", {"reason": "x"})
     torn = folder / "old-1-20260101T000000000000Z-000001.jsonl"
     torn.write_bytes(whole + b'\n{"v":1,"n":2')
     empty = folder / "old-2-20260101T000000000000Z-000001.jsonl"
@@ -99,7 +99,9 @@ async def test_a_start_names_the_last_whole_line_of_each_unsealed_chain(
         path.chmod(0o600)
     async with ScriptedGate(config=config_of(folder)):
         pass
-    starts = [lines[0] for lines in chains_of(folder).values() if lines]
+    starts = [
+        one for lines in chains_of(folder).values() for one in lines if one["kind"] == "start"
+    ]
     named = max(starts, key=lambda line: line["t"])["chains"]
     assert named == [{"segment": torn.name, "n": 1, "digest": chain.digest_of(whole)}]
     assert torn.read_bytes() == whole + b'\n{"v":1,"n":2'
