@@ -132,8 +132,8 @@ class ChainState:
         return RobotsTxt.parse(body, dialect=self.robots.dialect, limit=limit)
 
     def own_interval(self, host: str, at: datetime) -> float:
-        """Return the interval of the operator's rule for a host, in seconds; 0 without one. A lease
-        may have been granted just before the rule came into force."""
+        """Return the interval of the override of a host, in seconds; 0 without one. A lease
+        may have been granted just before it came into force."""
         found = self.override_of(host, at)
         if found is None or found.rule is None or at - found.t < _MOMENT:
             return 0.0
