@@ -529,15 +529,16 @@ def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
     >>> mask("https://ann:secret@example.com/a?token=1", query=False)
     'https://***@example.com/a?***'
     """
-    masked = raw
-    if _AT_SIGN.search(raw):
-        masked = _without_userinfo(raw)
+    masked = without_userinfo(raw)
     if not query:
         masked = _QUERY.sub(r"\1***", masked, count=1)
     return printable(masked, limit)
 
 
-def _without_userinfo(raw: str) -> str:
+def without_userinfo(raw: str) -> str:
+    """Return a text with credentials masked, as `mask` does, and else as it is."""
+    if not _AT_SIGN.search(raw):
+        return raw
     if plain := _NO_PASSWORD.match(raw):
         return raw[: plain.end()] + _EMBEDDED_USERINFO.sub(r"\1***@", raw[plain.end() :])
     start = _URL_START.match(raw)

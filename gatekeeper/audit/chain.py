@@ -20,6 +20,7 @@ import msgspec
 
 from gatekeeper.errors import needs_extra
 from gatekeeper.signing import PublicKey, SigningKey
+from gatekeeper.urls import without_userinfo
 
 VERSION = 1
 """The version of the format, `v` of each line."""
@@ -29,6 +30,9 @@ NO_DIGEST = "0" * 64
 """`prev` of the first line of a chain."""
 OPEN, CLOSED, SEAL = ".jsonl", ".jsonl.gz", ".seal.json"
 """How names end: a segment, a compressed one, and the seal that a removed one leaves behind."""
+
+MASKED = "***@"
+"""What stands in place of credentials."""
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(
@@ -41,6 +45,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class BadLine(ValueError):
     """What was read is no line of an audit record; the text says why."""
+
+
+def recorded_url(url: str) -> str:
+    """Return a URL as the record knows it: without its fragment, which no site is sent, and without
+    credentials, also of URLs within it.
+
+    >>> recorded_url("https://a.example/@ann?to=//ann:pw@b.example/#top")
+    'https://a.example/@ann?to=//***@b.example/'
+    """
+    return (without_userinfo(url) if "@" in url else url).partition("#")[0]
 
 
 # --- lines -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import msgspec
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from gatekeeper.audit.chain import MAX_TEXT, digest_of, text_path
+from gatekeeper.audit.chain import MASKED, MAX_TEXT, digest_of, text_path
 from gatekeeper.audit.lines import (
     DecidedLine,
     ErasedLine,
@@ -389,10 +389,12 @@ class DecisionCheck:
 
     def _not_whole(self, state: ChainState, line: Judged, target: Target, ruled: _Said) -> bool:
         """Return True if what the record leaves out of a URL may decide."""
-        if ruled.text is None or (state.urls != "path" and len(line.url) < MAX_TEXT):
+        if ruled.text is None:
             return False
-        if len(line.url) >= MAX_TEXT:
+        if len(line.url) >= MAX_TEXT or MASKED in line.url:
             return True
+        if state.urls != "path":
+            return False
         key = (ruled.text, line.agent, state.robots, "special")
         starts: tuple[bytes, ...] | None = self._starts.get(key)
         if starts is None:

@@ -19,8 +19,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gatekeeper import http_fields, urls
-from gatekeeper.audit.chain import MAX_TEXT, time_text
+from gatekeeper import http_fields
+from gatekeeper.audit.chain import MAX_TEXT, recorded_url, time_text
 from gatekeeper.audit.files import TextStore, count_segments, find_decision
 from gatekeeper.audit.leases import (
     AuditedDecider,
@@ -456,7 +456,7 @@ class AuditRecord:
     # --- URLs ---------------------------------------------------------------------------
 
     def _url(self, url: str) -> str:
-        return self._address(urls.mask(url) if "@" in url else url)
+        return self._address(recorded_url(url))
 
     def _digest(self, url: str) -> str:
         return hashlib.sha256(f"{self._writer.salt}{url}".encode(errors="replace")).hexdigest()
@@ -473,7 +473,7 @@ def _whole(url: str) -> str:
 
 
 def _without_query(url: str) -> str:
-    return url[:MAX_TEXT].partition("?")[0].partition("#")[0]
+    return url[:MAX_TEXT].partition("?")[0]
 
 
 def _short(text: str | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gatekeeper.audit.chain import MAX_TEXT, recorded_url
 from gatekeeper.audit.decisions import ChainState, WrongText
 from gatekeeper.audit.lines import (
     BlockLine,
@@ -54,7 +55,7 @@ class AskedFor:
         self.url: str | None = None
         self.host: str | None = None
         if "://" in what:
-            self.url = parse(what).url
+            self.url = recorded_url(parse(what).url)
             return
         try:
             self.host = parse(f"http://{what}/").host
@@ -109,7 +110,8 @@ class _Finder:
         if asked.url is not None and urls == "digest":
             return written == hashlib.sha256(f"{self._salt}{asked.url}".encode()).hexdigest()
         if asked.url is not None:
-            url = asked.url if urls == "full" else asked.url.split("?")[0]
+            url = asked.url[:MAX_TEXT]
+            url = url if urls == "full" else url.split("?")[0]
             return written == url or (written.startswith("http") and _parsed(written) == url)
         return asked.host is not None and "://" in written and _host(written) == asked.host
 

@@ -291,6 +291,29 @@ async def test_urls_are_written_as_the_setting_says(
         assert grant["url"] == written
 
 
+@pytest.mark.parametrize(
+    "path", ["/@ann" + "x" * 300, "/?mail=ann@b.example&q=" + "x" * 300, "/@\u200b"]
+)
+async def test_a_url_with_an_at_sign_is_written_as_a_whole(
+    path: str, folder: Path, read_record: Read
+) -> None:
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        lease = await gate.acquire(f"https://a.example{path}")
+        lease.end()
+    (grant,) = read_record("grant")
+    assert grant["url"] == lease.url
+
+
+async def test_no_fragment_is_written(folder: Path, read_record: Read) -> None:
+    config = config_of(folder, audit={"what": "decisions"})
+    async with ScriptedGate(config=config) as gate:
+        for url in ("https://a.example/p#token=1", "https://ann:a#b@a.example/p#token=1"):
+            async for _ in gate.check_many([url]):
+                pass
+    written = [line["url"] for line in read_record("decision")]
+    assert written == ["https://a.example/p", "https://***@a.example/p"]
+
+
 async def test_credentials_and_keys_are_never_written(folder: Path) -> None:
     config = config_of(folder, fleet={"namespace": "x"}, audit={"what": "decisions"})
     async with ScriptedGate(config=config) as gate:

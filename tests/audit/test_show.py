@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper.audit.chain import time_text
+from gatekeeper.audit.chain import MAX_TEXT, time_text
 from gatekeeper.audit.show import ShownLine, lines_about
 from gatekeeper.cli import main
 from gatekeeper.errors import InvalidURL
@@ -87,6 +87,15 @@ def test_a_url_is_found_without_its_query_and_by_its_digest(tmp_path: Path) -> N
     maker.line("refused", **(refusal | {"url": digest}))
     assert len(shown(maker.folder, f"{A}/x?a=b")) == 1
     assert shown(maker.folder, f"{A}/x") == []
+
+
+def test_a_url_is_found_though_it_was_cut_and_without_its_fragment(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit")
+    long = f"{A}/".ljust(MAX_TEXT + 5, "x")
+    maker.line("refused", **(refusal | {"url": long[:MAX_TEXT]}))
+    maker.line("refused", **(refusal | {"url": f"{A}/x"}))
+    assert len(shown(maker.folder, long)) == 1
+    assert len(shown(maker.folder, f"{A}/x#part")) == 1
 
 
 refusal = {

@@ -338,6 +338,13 @@ def test_a_url_that_is_cut_is_counted_as_not_checked(tmp_path: Path) -> None:
     assert verified(maker.folder).decisions_not_checked == {"the URL is not recorded as a whole": 1}
 
 
+def test_a_url_with_credentials_in_it_is_counted_as_not_checked(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit")
+    maker.robots(A, "User-agent: *\nDisallow: /*b:\n")
+    maker.refused(f"{A}/?to=//***@b.test/", verdict="deny", reason="rule", line=2)
+    assert verified(maker.folder).decisions_not_checked == {"the URL is not recorded as a whole": 1}
+
+
 def test_with_digests_of_urls_starts_are_still_compared(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "audit", urls="digest")
     scopes = [{"scope": "f" * 64, "interval": 5.0, "source": "default", "since": None}]
