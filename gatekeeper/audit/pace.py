@@ -219,6 +219,8 @@ class Pace:
 
     def _compare(self, name: str, before: LeaseStart, one: LeaseStart) -> Iterator[TooEarly]:
         self.compared += 1
+        if before.chain == one.chain and before.mono > one.mono:  # the wall clock was set back
+            before, one = one, before
         gap, wanted, clock = one.wall - before.wall, one.interval, ""
         own, slack = before.chain == one.chain, SLACK + wanted * 0.001  # clocks are adjusted slowly
         mono = one.mono - before.mono

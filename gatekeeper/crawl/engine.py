@@ -688,7 +688,7 @@ def _internal_error(url: str, error: Exception) -> InvalidURL:
 
 def _masked(url: str) -> str:
     """Return the URL as a decision shows it."""
-    return urls.mask(url) if "@" in url else url
+    return urls.without_userinfo(url) if "@" in url else url
 
 
 class _ConnectWatch:

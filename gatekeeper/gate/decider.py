@@ -47,7 +47,16 @@ from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval, may_visit, next_visit
 from gatekeeper.split_dict import MASK, SplitDict
-from gatekeeper.urls import MAX_URL, Target, host_of, is_sent_as_written, mask, not_text, parse
+from gatekeeper.urls import (
+    MAX_URL,
+    Target,
+    host_of,
+    is_sent_as_written,
+    mask,
+    not_text,
+    parse,
+    without_userinfo,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -431,7 +440,7 @@ class Decider:
     def tell(self, frame: Decision, ruling: PathRuling, url: str) -> Decision:
         """Return the decision about a URL, counted and with an id."""
         self._counts[ruling.verdict, ruling.reason] += 1
-        url = mask(url) if "@" in url else url  # only such a URL can have credentials
+        url = without_userinfo(url) if "@" in url else url  # only such a URL can have credentials
         return _told(frame, ruling, url, next(self._ids))
 
     def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:

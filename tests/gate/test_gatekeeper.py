@@ -294,6 +294,16 @@ async def test_t2_the_address_of_a_name_changes_no_word_of_a_refusal(
     assert str(caught.value).count("10.0.0.1") == 0
 
 
+async def test_a_decision_has_the_whole_url_though_there_is_an_at_sign_in_it(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /*end$\n")
+    url = "http://a.test/@ann" + "x" * 300 + "end"
+    for _ in ("cold", "warm"):
+        decision = await gate.check(url)
+        assert (decision.verdict, decision.url) == (Verdict.DENY, url)
+
+
 async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(
     internet: FakeInternet, gate: Gatekeeper
 ) -> None:
