@@ -51,6 +51,7 @@ from gatekeeper.audit.reading import (
     add_to,
     counted,
     find_chains,
+    host_asked_for,
     raw_lines,
     why,
 )
@@ -163,7 +164,7 @@ class _Search:
 def _host(text: str) -> str:
     """Return the name of a host as lines have it. Raises ConfigError."""
     with suppress(InvalidURL):
-        target = parse(f"http://{text}/")
+        target = host_asked_for(text)
         if target.path == "/" and target.port == 80 and not target.userinfo:
             return target.host
     raise ConfigError(f"{text!r} is no host; give a name, such as www.example.org")

@@ -40,7 +40,7 @@ from gatekeeper.audit.lines import (
 )
 from gatekeeper.errors import ConfigError
 from gatekeeper.signing import PublicKey
-from gatekeeper.urls import printable
+from gatekeeper.urls import Target, parse, printable
 
 DAMAGED = (OSError, EOFError, zlib.error)
 """What a file that can't be read, or a damaged compressed one, raises."""
@@ -124,6 +124,12 @@ def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
                 )
             found.append(chain)
     return sorted(found, key=lambda chain: (chain.started, chain.name))
+
+
+def host_asked_for(text: str) -> Target:
+    """Parse a host as people write it: an IPv6 address may lack its brackets. Raises InvalidURL."""
+    bare = f"[{text}]" if text.count(":") > 1 and "[" not in text else text
+    return parse(f"http://{bare}/")
 
 
 class RawLine(NamedTuple):

@@ -24,7 +24,13 @@ from gatekeeper.audit.lines import (
     RobotsLine,
     StartLine,
 )
-from gatekeeper.audit.reading import ChainEntry, merged, moment_text, read_chains
+from gatekeeper.audit.reading import (
+    ChainEntry,
+    host_asked_for,
+    merged,
+    moment_text,
+    read_chains,
+)
 from gatekeeper.audit.report import what_it_sets
 from gatekeeper.clock import number
 from gatekeeper.errors import InvalidURL
@@ -58,7 +64,7 @@ class AskedFor:
             self.url = recorded_url(parse(what).url)
             return
         try:
-            self.host = parse(f"http://{what}/").host
+            self.host = host_asked_for(what).host
         except InvalidURL:
             return  # the id of a lease is no host
 

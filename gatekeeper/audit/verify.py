@@ -26,6 +26,7 @@ from gatekeeper.audit.lines import (
     PauseLine,
     RefusedLine,
     RobotsLine,
+    StartLine,
 )
 from gatekeeper.audit.pace import TOLERANCE, Pace, TooEarly
 from gatekeeper.audit.reading import (
@@ -202,6 +203,8 @@ class Verification:
     def look(self, entry: ChainEntry, line: Line) -> None:
         """Check one line by its kind."""
         state, wall = self.states[entry.chain], entry.wall
+        if line.n == 1 and not isinstance(line, StartLine | ErasureLine):
+            self.differ("chain", entry, "its chain does not begin with a start")
         match line:
             case GrantLine():
                 judged = self.judge(entry, line)
@@ -258,9 +261,9 @@ class Verification:
         if judged.expired > _LATE + (scope.interval if scope is not None else 0.0):
             text = f"its file had expired {judged.expired:.0f} s before"
             self.differ("decision", entry, text)
-        if judged.asked is not None and scope is None:
-            self.differ("pace", entry, f"it has no scope for its host, {judged.host}")
         if scope is None:
+            if judged.host or not line.scopes:  # of a digest the host is not known
+                self.differ("pace", entry, f"it has no scope for its host {judged.host}".rstrip())
             return
         asked, by = min(judged.asked or 0.0, state.cap(line.t)), "its robots.txt asks"
         if (own := state.own_interval(judged.host, line.t)) > asked:

@@ -11,6 +11,7 @@ import pytest
 from gatekeeper import __version__
 from gatekeeper.audit import erase as erasing
 from gatekeeper.audit.erase import ErasureReport, erase
+from gatekeeper.audit.show import lines_about
 from gatekeeper.audit.verify import VerifyReport, verify
 from gatekeeper.cli import main
 from gatekeeper.errors import ConfigError
@@ -181,6 +182,14 @@ def test_other_hosts_and_names_within_a_name_stay(tmp_path: Path) -> None:
     assert erased(maker.folder, "A.TEST").lines == 6
     left = everything(maker.folder)
     assert left.count("www.a.test/x") == left.count("xa.test/x") == 1
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "0:0::1"])
+def test_an_ipv6_address_may_lack_its_brackets(tmp_path: Path, host: str) -> None:
+    maker = Maker(tmp_path / "audit")
+    maker.robots("http://[::1]", None)
+    assert list(lines_about([maker.folder], host))
+    assert erased(maker.folder, host).lines == 1
 
 
 def test_digests_of_urls_are_erased_by_their_scope(tmp_path: Path) -> None:

@@ -151,6 +151,10 @@ WRONG: dict[str, tuple[str, Callable[[Maker], object]]] = {
         lambda m: (m.grant(f"{A}/1", lease="L"), m.wait(11.0).page(f"{A}/2", lease="L")),
     ),
     "the scope of its host is missing": ("pace", lambda m: m.page(f"{A}/1", scopes=[])),
+    "the scope of a host without a file is missing": (
+        "pace",
+        lambda m: (m.robots(B, None), m.page(f"{B}/1", scopes=[])),
+    ),
     "the text is not there": (
         "witness",
         lambda m: m.robots(B, "x", text="f" * 64),
@@ -173,6 +177,20 @@ def test_verify_finds_that(maker: Maker, case: str) -> None:
     found = verified(maker.folder).differences
     assert [one.what for one in found][:1] == [what], found
     assert found[0].line > 3
+
+
+def test_a_chain_without_its_start_is_found(tmp_path: Path) -> None:
+    """Without it the settings by which decisions are made again are not known."""
+    maker = Maker(tmp_path / "audit", start=False)
+    maker.robots(A)
+    (one,) = verified(maker.folder).differences
+    assert (one.what, one.line) == ("chain", 1)
+
+
+def test_grants_with_digests_of_urls_need_a_scope(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit", urls="digest")
+    maker.page("0" * 64 + "/ / ", scopes=[], text=None, line=None, reason="no_file")
+    assert [one.what for one in verified(maker.folder).differences] == ["pace"]
 
 
 def test_a_change_of_a_text_is_found(maker: Maker) -> None:
