@@ -51,6 +51,8 @@ BOUNDARY = (
     "Every change before the last signed or anchored seal of a chain is found. Behind it, a line "
     "that was changed or added is found if the lines behind it were left as they are; a tail that "
     "was removed or written again is not, up to what a later start names.",
+    "The last segments of a chain, or a whole chain, that were removed with their seals are missed "
+    "only by who has anchored one of these seals.",
     "Without a signature nothing is proven against the owner of the files.",
     "No record proves that nothing was sent past the gate, or that its clock was right.",
 )

@@ -179,6 +179,13 @@ def test_verify_finds_that(maker: Maker, case: str) -> None:
     assert found[0].line > 3
 
 
+def test_a_wall_clock_that_was_set_back_passes_within_the_tolerance(maker: Maker) -> None:
+    maker.page(f"{A}/1")
+    maker.wait(11.0, wall=-4.0).page(f"{A}/2")
+    assert not verified(maker.folder).ok
+    assert verified(maker.folder, tolerance=15.0).ok
+
+
 def test_a_chain_without_its_start_is_found(tmp_path: Path) -> None:
     """Without it the settings by which decisions are made again are not known."""
     maker = Maker(tmp_path / "audit", start=False)
