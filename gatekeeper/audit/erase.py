@@ -121,6 +121,7 @@ class _Search:
                             add_to(found.spans, line.n)
             except DAMAGED as error:
                 self.report.left.append(f"{path}: can't be read further: {why(error)}")
+                continue  # it can't be written again as a whole
             if found.spans:
                 yield found
 

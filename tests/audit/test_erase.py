@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 from gatekeeper import __version__
 from gatekeeper.audit import erase as erasing
+from gatekeeper.audit.chain import SegmentName, chain_name
 from gatekeeper.audit.erase import ErasureReport, erase
 from gatekeeper.audit.show import lines_about
 from gatekeeper.audit.verify import VerifyReport, verify
 from gatekeeper.cli import main
 from gatekeeper.errors import ConfigError
 from gatekeeper.signing import PublicKey, new_key
-from tests.audit.maker import Maker, changed, rewrite
+from tests.audit.maker import BEGIN, Maker, changed, rewrite
 
 A, B = "https://a.test", "https://b.test"
 OWN = "User-agent: *\nDisallow: /only-a\n"
@@ -190,6 +192,16 @@ def test_an_ipv6_address_may_lack_its_brackets(tmp_path: Path, host: str) -> Non
     maker.robots("http://[::1]", None)
     assert list(lines_about([maker.folder], host))
     assert erased(maker.folder, host).lines == 1
+
+
+def test_a_damaged_segment_is_left_alone_and_reported(maker: Maker) -> None:
+    closed = min(maker.folder.glob("*.jsonl.gz"))
+    closed.write_bytes(damaged := closed.read_bytes()[:-9])
+    os.mkfifo(maker.folder / str(SegmentName(chain_name("web", 7, BEGIN), 1)))
+    report = erased(maker.folder)
+    assert report.segments == 2
+    assert ["can't be read" in one for one in report.left] == [True, True]
+    assert closed.read_bytes() == damaged
 
 
 def test_digests_of_urls_are_erased_by_their_scope(tmp_path: Path) -> None:
