@@ -56,6 +56,8 @@ else:
     def is_written(path: Path) -> bool:
         """Return True if a process has locked a segment, because it writes to it."""
         try:
+            if not path.is_file():  # a pipe would wait for who writes to it
+                return False
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
