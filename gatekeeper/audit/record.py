@@ -262,6 +262,7 @@ class AuditRecord:
             return False
         else:
             writer.omit(writer.failing or "")
+            grant.audit = self if grant.open else None  # its outcome is left out, too
         return True
 
     async def status(self) -> AuditStatus:
@@ -302,7 +303,10 @@ class AuditRecord:
             self.ended(grant)
 
     def ended(self, grant: AuditedGrant) -> None:
-        """Write what became of a lease."""
+        """Write what became of a lease; count it, if its grant was left out."""
+        if grant.place is None:
+            self._writer.omit(self._writer.failing or "the grant was left out")
+            return
         clock, at = self._clock, grant.start_at
         wall = clock.wall()
         offset, end = wall - clock.monotonic(), time_text(wall)
