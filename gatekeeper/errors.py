@@ -61,7 +61,7 @@ class InvalidURL(GatekeeperError, ValueError):
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(url)  # by Python 3.14 of a library's error, which takes one argument
-        self.args = (url, problem)
+        self.args: tuple[object, ...] = (url, problem)
         self.url = url
         self.problem = problem
 

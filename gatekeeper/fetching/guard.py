@@ -55,7 +55,7 @@ from gatekeeper.urls import UrlCache
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
     from aiohttp.client_proto import ResponseHandler
-    from aiohttp.connector import AddrInfoType, Connection
+    from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
     from yarl import URL
 
@@ -269,7 +269,7 @@ class GuardedConnector(DialConnector):
             **options,
         )
 
-    def open_socket(self, info: AddrInfoType) -> socket.socket:
+    def open_socket(self, info: tuple[Any, ...]) -> socket.socket:
         """Judge the address at the moment of dialling. Raises AddressRefused.
 
         aiohttp calls it for every attempt: literals, names, redirects, happy eyeballs. The

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import ref
 
 import msgspec
@@ -276,7 +276,7 @@ async def enter_detached(request: AbstractAsyncContextManager[HeldLease]) -> Hel
     return lease
 
 
-await_request = refusing(
+await_request: Callable[..., NoReturn] = refusing(
     "a request for a lease is entered, not awaited: `async with gate.lease(...) as lease`, or "
     "`lease = await gate.acquire(...)` and `lease.end()`"
 )
