@@ -500,7 +500,7 @@ def _check_conflicts(
 ) -> None:
     """Check that no URL is decided differently by lines of two fragments."""
     reported: set[tuple[object, ...]] = set()
-    for question, url, stopped in answers(_questions(sources, agents), Budget()):
+    for question, url, stopped in answers(_questions(sources, agents), Budget(share=2)):
         agent, one, line, other, number = question
         if problems.full:
             return
@@ -639,7 +639,7 @@ def diff(
         changes |= {(place, -1 - n): change for n, change in enumerate(each.given(given))}
     unsearched: list[tuple[Rule | None, Rule | None]] = []
     stopped = False
-    for (key, names, rulings), url, ends in answers(_pairs(compared), Budget()):
+    for (key, names, rulings), url, ends in answers(_pairs(compared), Budget(share=2)):
         stopped |= ends
         if url is None:
             unsearched.append((rulings[0].rule, rulings[1].rule))

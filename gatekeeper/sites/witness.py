@@ -74,10 +74,13 @@ class SearchGivenUp(Exception):
 class Budget:
     """Steps that several searches share."""
 
-    __slots__ = ("left",)
+    __slots__ = ("_share", "left")
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, steps: int | None = None, *, share: int = 1) -> None:
+        """`share`: each search may take this part of `MAX_SEARCH`. A file with many searches for
+        pairs of lines should be compared within a second."""
         self.left: int = MAX_STEPS if steps is None else steps
+        self._share = share
 
     def spend(self, steps: int) -> None:
         """Subtract the steps. Raises SearchGivenUp if none were left."""
@@ -89,7 +92,7 @@ class Budget:
         """Return the budget of a single search. Raises SearchGivenUp if no steps are left."""
         if self.left <= 0:
             raise SearchGivenUp
-        return Budget(min(self.left, MAX_SEARCH))
+        return Budget(min(self.left, MAX_SEARCH // self._share))
 
 
 class _Automaton:
