@@ -128,30 +128,25 @@ class OutcomeLine(ChainLine, frozen=True, kw_only=True, tag="outcome"):
     signals: dict[str, Any]
 
 
-class RefusedLine(ChainLine, frozen=True, kw_only=True, tag="refused"):
+class AnsweredLine(ChainLine, frozen=True, kw_only=True, gc=False):
+    """What a decision says."""
+
+    url: Address
+    agent: str
+    verdict: Literal["allow", "deny", "defer"]
+    decision: str | None
+    reason: str
+    line: int | None
+    text: Digest | None
+    retry_at: Time | None
+
+
+class RefusedLine(AnsweredLine, frozen=True, kw_only=True, tag="refused"):
     """A lease or a page that was refused, or put off."""
 
-    url: Address
-    agent: str
-    verdict: Literal["allow", "deny", "defer"]
-    decision: str | None
-    reason: str
-    line: int | None
-    text: Digest | None
-    retry_at: Time | None
 
-
-class DecidedLine(ChainLine, frozen=True, kw_only=True, tag="decision"):
+class DecidedLine(AnsweredLine, frozen=True, kw_only=True, tag="decision"):
     """The answer to a question, with `audit.what = "decisions"`."""
-
-    url: Address
-    agent: str
-    verdict: Literal["allow", "deny", "defer"]
-    decision: str | None
-    reason: str
-    line: int | None
-    text: Digest | None
-    retry_at: Time | None
 
 
 class OmittedLine(ChainLine, frozen=True, kw_only=True, tag="omitted"):
