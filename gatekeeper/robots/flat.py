@@ -172,26 +172,28 @@ def flat_rules(
     joined = "\n".join(denied + allowed)
     if len(joined) > _MAX_OCTETS:
         return None
-    wild: set[str] = set()
-    if "*" in joined or "$" in joined:
-        wild = {value for value in denied + allowed if "*" in value or value[-1:] == "$"}
+    slash_score = 3 if "/" in allowed else 2 if "/" in denied else NO_RULE
     key_length = _MAX_KEY
-    marked: list[str] = []
+    rules: list[str] = []
     patterns: list[str] = []
-    for values, sign, mark in ((allowed, "+", "|"), (denied, "-", "<")):
-        for value in [value for value in values if value in wild]:
-            literal = len(value.partition("*")[0].removesuffix("$"))
-            if literal > 1:
-                marked.append(value + mark)
-                key_length = min(key_length, literal)
-            elif value[0] in "/*":
-                patterns.append(sign + value)
+    if "*" in joined or "$" in joined:
+        for values, sign, mark in ((allowed, "+", "|"), (denied, "-", "<")):
+            for value in [value for value in values if "*" in value or value[-1] == "$"]:
+                literal = len(value.partition("*")[0].removesuffix("$"))
+                if literal > 1:
+                    rules.append(value + mark)
+                    key_length = min(key_length, literal)
+                elif value[0] in "/*":
+                    patterns.append(sign + value)
+        patterns.sort(key=len, reverse=True)
+        denied = [value for value in denied if "*" not in value and value[-1] != "$"]
+        allowed = [value for value in allowed if "*" not in value and value[-1] != "$"]
     # Of two lines of equal length, a value without a mark is the longer one, and an Allow line is
-    # one character longer than the Disallow line of the same value. The sorts are stable.
-    rules = [value for value in denied if len(value) > 1 and value not in wild]
-    rules += [value + ">" for value in allowed if len(value) > 1 and value not in wild]
-    rules = sorted(rules + marked, key=len, reverse=True)
-    patterns.sort(key=len, reverse=True)
+    # one character longer than the Disallow line of the same value. The sort is stable.
+    rules = denied + [value + ">" for value in allowed if len(value) > 1] + rules
+    rules.sort(key=len, reverse=True)
+    while rules and len(rules[-1]) == 1:
+        rules.pop()  # a slash, or a value without effect
     if rules:
         key_length = min(key_length, len(rules[-1].rstrip(_MARKS)))
     # Every path contains a slash.
@@ -200,7 +202,7 @@ def flat_rules(
         rules="\n".join(["", *rules, ""]) if rules else "",
         patterns="\n".join(patterns),
         pieces="\n".join(pieces),
-        slash_score=3 if "/" in allowed else 2 if "/" in denied else NO_RULE,
+        slash_score=slash_score,
         key_length=key_length,
         queries="?" in joined,
         crawl_delay=crawl_delay,
