@@ -7,12 +7,16 @@ settings. Durations are seconds, sizes are bytes.
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
+import os
+import stat
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import inspect
@@ -21,7 +25,6 @@ from gatekeeper import urls
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.http_fields import UtcTime, is_moment
 from gatekeeper.robots import product_token
-from gatekeeper.settings_files import read_toml
 from gatekeeper.urls import not_text, printable, without_credentials
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 # module that logs imports the settings; the parser and the start of the command need no logging.
 logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
 
+MAX_FILE = 4 * 1024 * 1024
+"""Maximum size in bytes of a file that a setting names."""
 MEMORY = "memory"
 """The `storage.path` that stands for no file."""
 _TEN_YEARS = 10 * 366 * 86_400.0
@@ -463,10 +468,46 @@ def as_config(value: object) -> Config:
     return value
 
 
+# --- the files ------------------------------------------------------------------------------
+
+
+def read_file(path: str | Path) -> tuple[bytes, int]:
+    """Return the content and the mode of a file that a setting names. Raises OSError.
+
+    It must be a regular file or the null device: a reload reads the file again, and opening a pipe
+    would wait for a writer.
+    """
+
+    def open_nonblocking(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with open(path, "rb", opener=open_nonblocking) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) and str(path) != os.devnull:
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+        body = file.read(MAX_FILE + 1)
+    if len(body) > MAX_FILE:
+        raise OSError(errno.EFBIG, f"it is longer than {MAX_FILE >> 20} MiB", str(path))
+    return body, stat.S_IMODE(status.st_mode)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read the configuration file without checking its settings. Raises ConfigError."""
+    try:
+        return tomllib.loads(read_file(path)[0].decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: not UTF-8; save it in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
 # --- hosts and agents as an operator writes them --------------------------------------------
 
 _IDENTITY_HINT = 'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
-_IS_WILDCARD = "contains `*`, which means everybody in robots.txt"
 _HOST_HINT = "write it as a.example, 192.0.2.1 or 2001:db8::1, or give a URL of it"
 
 
@@ -530,12 +571,9 @@ def agent_named(text: str) -> str:
 
 def token_of(user_agent: str) -> str:
     """Return the product token that selects the group in robots.txt. Raises ConfigError if none."""
-    try:
-        return _token_of(user_agent)
-    except (AttributeError, TypeError):
-        if isinstance(user_agent, str):
-            raise
-        raise not_text(user_agent, "user_agent") from None
+    if not isinstance(user_agent, str):
+        raise not_text(user_agent, "user_agent")
+    return _token_of(user_agent)
 
 
 @lru_cache(maxsize=4096)  # a process asks for few agents
@@ -551,7 +589,7 @@ def _token_of(user_agent: str) -> str:
 def refuse_wildcard_agent(user_agent: str | None) -> None:
     """Raise ConfigError for `*`, which no request can be sent as. Questions may ask about it."""
     if user_agent is not None and "*" in token_of(user_agent):
-        raise _invalid_agent(user_agent, _IS_WILDCARD)
+        raise _invalid_agent(user_agent, "contains `*`, which means everybody in robots.txt")
 
 
 def _invalid_agent(user_agent: str, problem: str) -> ConfigError:
@@ -579,7 +617,7 @@ def first_mistake(struct: type[msgspec.Struct], settings: Mapping[str, Any]) -> 
     >>> first_mistake(Config, {"pacing": {"default_intervall": 2}})
     'pacing.default_intervall: no such setting; did you mean default_interval?'
     """
-    return next(_errors(struct, settings), None)
+    return next(_mistakes(settings_of(struct), settings), None)
 
 
 def explain_value(field: inspect.Field, value: object) -> str | None:
@@ -596,8 +634,7 @@ def explain_value(field: inspect.Field, value: object) -> str | None:
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
     """Return the fields of a table by name, with their types as msgspec sees them."""
-    table = cast("inspect.StructType", inspect.type_info(struct))
-    return {field.name: field for field in table.fields}
+    return _fields_of(inspect.type_info(struct))
 
 
 def takes_list(field: inspect.Field) -> bool:
@@ -605,51 +642,41 @@ def takes_list(field: inspect.Field) -> bool:
     return isinstance(_required_type(field.type), inspect.VarTupleType)
 
 
-def _errors(struct: type[msgspec.Struct], settings: Mapping[str, Any]) -> Iterator[str]:
-    fields = settings_of(struct)
+def _mistakes(fields: _Fields, settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
-        field = fields.get(name)
-        if field is None:
+        kind = fields[name].type if name in fields else None
+        if kind is None:
             yield _unknown_at_top(fields, name, value)
-        elif isinstance(field.type, inspect.StructType):
-            yield from _section_errors(fields, name, value)
-        elif (table := _repeated_table(field.type)) is not None:
-            yield from _table_errors(table, name, value)
-        elif (problem := explain_value(field, value)) is not None:
-            yield f"{name}: {problem}"
+        elif isinstance(kind, inspect.StructType):
+            if isinstance(value, Mapping):
+                yield from _mistakes_in(value, _fields_of(kind), f"{name}.", fields)
+            else:
+                yield f"{name}: a table, written as [{name}], not {_format(value)}"
+        elif (table := _repeated_table(kind)) is None:
+            if (problem := explain_value(fields[name], value)) is not None:
+                yield f"{name}: {problem}"
+        elif not isinstance(value, list | tuple):
+            yield f"{name}: any number of tables, each written as [[{name}]], not {_format(value)}"
+        else:
+            for number, entry in enumerate(value, start=1):
+                place = f"[[{name}]] number {number}: "
+                if isinstance(entry, Mapping):
+                    yield from _mistakes_in(entry, _fields_of(table), place, {})
+                else:
+                    yield f"{place}a table, not {_format(entry)}"
 
 
-def _section_errors(fields: _Fields, section: str, value: object) -> Iterator[str]:
-    if not isinstance(value, Mapping):
-        yield f"{section}: a table, written as [{section}], not {_format(value)}"
-        return
-    known = _fields_in(fields[section])
-    for name, given in value.items():
-        place = f"{section}.{_safe_name(name)}"
+def _mistakes_in(
+    table: Mapping[str, Any], known: _Fields, place: str, top: _Fields
+) -> Iterator[str]:
+    """Yield the mistakes in a table with the `known` settings; `top` are those above it."""
+    for name, given in table.items():
         if name not in known:
-            yield f"{place}: {_suggest(fields, known, name)}"
+            yield f"{place}{_safe_name(name)}: {_suggest(top, known, name)}"
         elif (problem := explain_value(known[name], given)) is not None:
-            yield f"{place}: {problem}"
-
-
-def _table_errors(struct: inspect.StructType, table: str, value: object) -> Iterator[str]:
-    if not isinstance(value, list | tuple):
-        yield f"{table}: any number of tables, each written as [[{table}]], not {_format(value)}"
-        return
-    fields = {field.name: field for field in struct.fields}
-    for number, entry in enumerate(value, start=1):
-        place = f"[[{table}]] number {number}"
-        if not isinstance(entry, Mapping):
-            yield f"{place}: a table, not {_format(entry)}"
-            continue
-        for name, given in entry.items():
-            if name not in fields:
-                yield f"{place}: {_safe_name(name)}: {_suggest({}, fields, name)}"
-            elif (problem := explain_value(fields[name], given)) is not None:
-                yield f"{place}: {name}: {problem}"
-        for name, field in fields.items():
-            if field.required and name not in entry:
-                yield f"{place}: {name} is missing"
+            yield f"{place}{name}: {problem}"
+    missing = [name for name, field in known.items() if field.required and name not in table]
+    yield from (f"{place}{name} is missing" for name in missing)
 
 
 def _unknown_at_top(fields: _Fields, name: str, value: object) -> str:
@@ -668,25 +695,20 @@ def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
 
     `fields` are the top-level fields, whose sections may have a setting of this name.
     """
-    sections = [top for top, field in fields.items() if name in _fields_in(field)]
-    if sections:
-        return f"belongs in {' or '.join(f'[{section}]' for section in sections)}"
+    settings = [(one, top) for top, field in fields.items() for one in _fields_of(field.type)]
+    if sections := [f"[{top}]" for one, top in settings if one == name]:
+        return f"belongs in {' or '.join(sections)}"
     if name in fields:
         return "belongs at the top, before the first [section]"
-    if (close := _closest(name, known)) is not None:
-        return f"no such setting; did you mean {close}?"
-    in_sections = {
-        inner: f"{inner} in [{top}]" for top, field in fields.items() for inner in _fields_in(field)
-    }
-    if (close := _closest(name, in_sections)) is not None:
-        return f"no such setting; did you mean {in_sections[close]}?"
+    for names in ({one: one for one in known}, {one: f"{one} in [{top}]" for one, top in settings}):
+        if (close := _closest(name, names)) is not None:
+            return f"no such setting; did you mean {names[close]}?"
     return f"no such setting; {_LIST_HINT}"
 
 
-def _fields_in(field: inspect.Field) -> dict[str, inspect.Field]:
-    if not isinstance(field.type, inspect.StructType):
-        return {}
-    return {inner.name: inner for inner in field.type.fields}
+def _fields_of(kind: inspect.Type) -> dict[str, inspect.Field]:
+    fields = kind.fields if isinstance(kind, inspect.StructType) else ()
+    return {field.name: field for field in fields}
 
 
 def _repeated_table(kind: inspect.Type) -> inspect.StructType | None:

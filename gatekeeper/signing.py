@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gatekeeper import urls
+from gatekeeper.config import read_file
 from gatekeeper.errors import ConfigError, InvalidURL, needs_extra
-from gatekeeper.settings_files import read_file
 
 __all__ = [
     "DIRECTORY_PATH",

@@ -13,10 +13,9 @@ import pytest
 
 import gatekeeper
 from gatekeeper.cli import main
-from gatekeeper.config import Config, FetchConfig, ServerConfig
+from gatekeeper.config import MAX_FILE, Config, FetchConfig, ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.tls import trusted_by
-from gatekeeper.settings_files import MAX_FILE
 from gatekeeper.sidecar.security import Certificates, read_tokens, tls_context
 from gatekeeper.signing import read_public, read_signing_key
 
@@ -100,7 +99,7 @@ def test_a_named_pipe_in_place_of_a_configuration_is_refused(
 PACKAGE = Path(gatekeeper.__file__).parent
 ELSEWHERE = {
     "clock.py": 1,  # the boot id of the system
-    "settings_files.py": 1,  # read_file itself
+    "config.py": 1,  # read_file itself
     "signing.py": 1,  # a key that is written
     "sidecar/held_leases.py": 2,  # the journal of leases: our own, beside the state
     "sidecar/listening.py": 1,  # the folder of a socket, kept open
@@ -132,5 +131,5 @@ def test_every_file_that_a_setting_names_is_read_by_one_function() -> None:
             calls = list(opening(ast.parse(path.read_text(encoding="utf-8"))))
             if calls:
                 found[name] = len(calls)
-    found["settings_files.py"] -= 1  # the descriptor that `open` asks for
+    found["config.py"] -= 1  # the descriptor that `open` asks for
     assert found == ELSEWHERE

@@ -21,12 +21,12 @@ from gatekeeper.config import (
     Config,
     GuardConfig,
     explain_value,
+    read_toml,
     settings_of,
     takes_list,
     values_of,
 )
 from gatekeeper.errors import ConfigError
-from gatekeeper.settings_files import read_toml
 from gatekeeper.terminal import did_you_mean
 
 PREFIX = "GATEKEEPER_"

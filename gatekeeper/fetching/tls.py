@@ -9,9 +9,8 @@ from typing import Final
 
 import aiohttp
 
-from gatekeeper.config import FetchConfig
+from gatekeeper.config import FetchConfig, read_file
 from gatekeeper.errors import ConfigError, causes
-from gatekeeper.settings_files import read_file
 
 _MAX_FILES: Final = 1000
 """Files of `fetch.ca_dir` that may be read."""

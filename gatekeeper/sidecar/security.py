@@ -21,9 +21,8 @@ from aiohttp import web
 from cachetools import LRUCache
 
 from gatekeeper.clock import Clock
-from gatekeeper.config import ServerConfig
+from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
-from gatekeeper.settings_files import read_file
 from gatekeeper.sidecar.metrics import Samples
 from gatekeeper.sidecar.routing import ANY_ROLE, CRAWL, Problem, Role
 
