@@ -10,6 +10,7 @@ import re
 from calendar import timegm
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -77,11 +78,43 @@ class QuotaRate(NamedTuple):
 
 NO_QUOTA_RATE = QuotaRate(0.0, 0.0)
 
-_WORD = r"[A-Za-z*][!#$%&'*+.^_`|~:/0-9A-Za-z-]*"
-_BARE = rf'-?[0-9]{{1,15}}(?:\.[0-9]{{1,3}})?|"[ !#-\[\]-~]*"|\?[01]|:[A-Za-z0-9+/=]*:|{_WORD}'
-_PARAMETER = re.compile(rf"; *(?P<key>[a-z*][a-z0-9_.*-]*)(?:=(?P<value>{_BARE}))?")
-_POLICY = re.compile(r'[ \t]*"[ !#-\[\]-~]*"')
-_COMMA = re.compile(r"[ \t]*,")
+# The grammar of structured fields (RFC 9651). Every repetition is possessive or
+# atomic, so the time is linear.
+KEY = r"[a-z*][a-z0-9_\-.*]*+"
+_TAIL = "%[89ab][0-9a-f]"
+BARE = (
+    r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
+    r"|-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})(?![0-9.])"
+    r'|"(?>(?:[ !#-\[\]-~]|\\["\\])*)"'
+    r"|\?[01]"
+    r"|@-?[0-9]{1,15}(?![0-9.])"
+    r"|:[A-Za-z0-9+/=]*+:"
+    # A display string is UTF-8.
+    rf'|%"(?>(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]){_TAIL}'
+    rf"|%(?:e0%[ab][0-9a-f]|e[1-9abcef]{_TAIL}|ed%[89][0-9a-f]){_TAIL}"
+    rf'|%(?:f0%[9ab][0-9a-f]|f[123]{_TAIL}|f4%8[0-9a-f]){_TAIL}{_TAIL})*)")'
+)
+PARAMS = rf"(?>(?:; *+{KEY}(?>(?:={BARE})?))*)"
+ITEMS = rf"\( *+(?>(?:{BARE}{PARAMS}(?>(?: ++{BARE}{PARAMS})*) *+)?)\){PARAMS}"
+NEXT = r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
+LIST_MEMBER = rf"(?:({BARE})({PARAMS})|{ITEMS}){NEXT}"
+"""Member of a List: its value and its parameters; two empty texts for an inner list."""
+PARAM = rf"; *+({KEY})(?:=({BARE}))?"
+"""Name and value of a parameter."""
+
+
+@cache
+def _members_of(member: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return an expression that matches a whole field of such members, and one for each of them."""
+    # Without groups: Python 3.11 loses groups inside a possessive repetition.
+    unmarked = re.sub(r"(?<!\\)\((?!\?)", "(?:", member)
+    return re.compile(rf" *+(?>(?:{unmarked})*)\Z"), re.compile(member)
+
+
+def members(member: str, text: str) -> list[tuple[str, str]] | None:
+    """Return the two groups of each member of a structured field, or None if the text is none."""
+    whole, each = _members_of(member)
+    return each.findall(text) if whole.match(text) else None
 
 
 def parse_rate_limit(value: str | None) -> float | None:
@@ -113,28 +146,17 @@ def _quotas(value: str | None) -> list[tuple[float, float]]:
     The field is a Structured Field list of strings (draft-ietf-httpapi-ratelimit-headers). Anything
     else, including the older dictionary forms, is malformed and ignored completely (HTTP-11).
     """
-    if value is None or len(value) > _MAX_FIELD:
-        return []
-    quotas = []
-    at = 0
-    while True:
-        policy = _POLICY.match(value, at)
-        if policy is None:
+    quotas: list[tuple[float, float]] = []
+    text = value if value is not None and len(value) <= _MAX_FIELD else ""
+    for policy, written in members(LIST_MEMBER, text) or ():
+        if not policy.startswith('"'):
             return []
-        at = policy.end()
-        parameters: dict[str, str | None] = {}
-        while parameter := _PARAMETER.match(value, at):
-            parameters[parameter["key"]] = parameter["value"]
-            at = parameter.end()
-        remaining = delta_seconds(parameters.get("r") or "")
-        reset = delta_seconds(parameters.get("t") or "")
+        parameters = dict(members(PARAM, written) or ())
+        remaining = delta_seconds(parameters.get("r", ""))
+        reset = delta_seconds(parameters.get("t", ""))
         if remaining is not None and reset is not None:
             quotas.append((remaining, reset))
-        comma = _COMMA.match(value, at)
-        if comma is None:
-            break
-        at = comma.end()
-    return [] if value[at:].strip(" \t") else quotas
+    return quotas
 
 
 _MONTHS = {

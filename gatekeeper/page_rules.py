@@ -19,15 +19,13 @@ import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
+from gatekeeper.http_fields import LIST_MEMBER, PARAM, members
 from gatekeeper.robots.signals import (
-    LIST_MEMBER,
     MAX_FIELD,
-    PARAM,
     QUOTED_PAIR,
     AccessChallenge,
     absolute_url,
     field_values,
-    members,
     parse_challenges,
     parse_preferences,
     payment_asked,

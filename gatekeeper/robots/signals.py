@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 
 import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
+from gatekeeper.http_fields import BARE, ITEMS, KEY, NEXT, PARAMS, members
 
 _PATH = re.compile(r"(/[^ \t]*+)[ \t]*+")
 _SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
@@ -24,48 +24,10 @@ _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 CATEGORIES = frozenset({"train-ai", "search"})
 """The labels of the vocabulary (SIG-01)."""
 
-# The grammar of structured fields (RFC 9651). Every repetition is possessive or
-# atomic, so the time is linear.
-_KEY = r"[a-z*][a-z0-9_\-.*]*+"
-_TAIL = "%[89ab][0-9a-f]"
-_BARE = (
-    r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
-    r"|-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})(?![0-9.])"
-    r'|"(?>(?:[ !#-\[\]-~]|\\["\\])*)"'
-    r"|\?[01]"
-    r"|@-?[0-9]{1,15}(?![0-9.])"
-    r"|:[A-Za-z0-9+/=]*+:"
-    # A display string is UTF-8.
-    rf'|%"(?>(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]){_TAIL}'
-    rf"|%(?:e0%[ab][0-9a-f]|e[1-9abcef]{_TAIL}|ed%[89][0-9a-f]){_TAIL}"
-    rf'|%(?:f0%[9ab][0-9a-f]|f[123]{_TAIL}|f4%8[0-9a-f]){_TAIL}{_TAIL})*)")'
-)
-_PARAMS = rf"(?>(?:; *+{_KEY}(?>(?:={_BARE})?))*)"
-_ITEMS = rf"\( *+(?>(?:{_BARE}{_PARAMS}(?>(?: ++{_BARE}{_PARAMS})*) *+)?)\){_PARAMS}"
-_NEXT = r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
 _LABEL = (
-    rf"({_KEY})(?:=(?:([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/]){_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})"
-    rf"|{_PARAMS}){_NEXT}"
+    rf"({KEY})(?:=(?:([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/]){PARAMS}|{BARE}{PARAMS}|{ITEMS})"
+    rf"|{PARAMS}){NEXT}"
 )
-LIST_MEMBER = rf"(?:({_BARE})({_PARAMS})|{_ITEMS}){_NEXT}"
-"""Member of a List: its value and its parameters; two empty texts for an inner list."""
-PARAM = rf"; *+({_KEY})(?:=({_BARE}))?"
-"""Name and value of a parameter."""
-
-
-@cache
-def _members_of(member: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return an expression that matches a whole field of such members, and one for each of them."""
-    # Without groups: Python 3.11 loses groups inside a possessive repetition.
-    unmarked = re.sub(r"(?<!\\)\((?!\?)", "(?:", member)
-    return re.compile(rf" *+(?>(?:{unmarked})*)\Z"), re.compile(member)
-
-
-def members(member: str, text: str) -> list[tuple[str, str]] | None:
-    """Return the two groups of each member of a structured field, or None if the text is none."""
-    whole, each = _members_of(member)
-    return each.findall(text) if whole.match(text) else None
-
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
 
