@@ -29,8 +29,6 @@ NO_RULE: Final = 1
 
 _MAX_OCTETS: Final = 16_384
 """Maximum octets of rules for which searching is fast: 99 % of files have no more."""
-_MAX_FINDS: Final = 16
-"""Maximum number of rules with the same beginning that are searched for one by one."""
 _MAX_KEY: Final = 8
 """Maximum octets of a path's beginning by which rules are searched for."""
 _MARKS: Final = "<>|"
@@ -101,13 +99,20 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         if len(path) > _MAX_PATH:
             return None
         if rules:
-            key_length = "\n" + path[: self.key_length]
-            place = rules.find(key_length)
-            if place >= 0:
-                found = _first_match(rules, key_length, place, path)
-                if found is None:
+            key = "\n" + path[: self.key_length]
+            place, compared = rules.find(key), 0
+            while place >= 0:
+                end = rules.index("\n", place + 1)
+                rule = rules[place + 1 : end]
+                value = rule.rstrip(_MARKS)
+                wild = rule[-1] in _WILD
+                if path.startswith(value) or (wild and wild_match(squeeze(value), path)):
+                    best = len(value) << 1 | (rule[-1] in _ALLOWS)
+                    break
+                compared += wild
+                if compared > _MAX_PATTERNS:
                     return None
-                best = found or best
+                place = rules.find(key, end)
         if not self.pieces:
             return best
         pieces = self.pieces.split("\n")
@@ -123,42 +128,6 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
             if wild_match(squeeze(rule[1:]), path):
                 return score
         return best
-
-
-def _matches(rule: str, path: str) -> bool:
-    """Return True if a line of `FlatRules.rules` matches the path."""
-    if path.startswith(rule.rstrip(_MARKS)):
-        return True
-    return rule[-1] in _WILD and wild_match(squeeze(rule[:-1]), path)
-
-
-def _score(rule: str) -> int:
-    """Return the score of a line of `FlatRules.rules`."""
-    return len(rule.rstrip(_MARKS)) << 1 | (rule[-1:] in _ALLOWS)
-
-
-def _first_match(rules: str, key: str, place: int, path: str) -> int | None:
-    """Return the score of the first rule that matches a path, among the rules that begin with
-    `key`.
-
-    `place` is the position of the first such rule. Return 0 if none matches, None if too many may
-    match.
-    """
-    for _ in range(_MAX_FINDS):
-        end = rules.index("\n", place + 1)
-        rule = rules[place + 1 : end]
-        if path.startswith(rule):
-            return len(rule) << 1
-        if rule[-1] in _MARKS and _matches(rule, path):
-            return _score(rule)
-        place = rules.find(key, end)
-        if place < 0:
-            return 0
-    left = [rule for rule in rules[place + 1 :].split("\n") if rule.startswith(key[1:])]
-    if sum(rule[-1] in _WILD for rule in left) > _MAX_PATTERNS:
-        return None
-    found = next((rule for rule in left if _matches(rule, path)), None)
-    return 0 if found is None else _score(found)
 
 
 def flat_rules(

@@ -12,7 +12,7 @@ from itertools import compress
 from operator import not_
 
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
-from gatekeeper.robots.parser import Dialect, RuleLines, Spans, rule_columns
+from gatekeeper.robots.parser import Dialect, Spans, rule_columns
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
     NORMAL,
@@ -26,7 +26,7 @@ from gatekeeper.robots.patterns import (
     is_normal_path,
     query_form,
     rfc_path,
-    rfc_patterns,
+    rfc_pattern,
     split_url,
     squeeze,
     wild_match,
@@ -78,20 +78,6 @@ class LongestMatch:
     counted, and the answer is exact up to `patterns.MAX_STEPS` steps, and DENIED beyond.
     """
 
-    __slots__ = (
-        "_allow_heads",
-        "_denied",
-        "_disallows",
-        "_index",
-        "_max_quick",
-        "_prepared",
-        "_queries",
-        "_quick",
-        "_values",
-        "_written",
-        "spans",
-    )
-
     dialect = Dialect.RFC9309
     spans: Spans
 
@@ -100,7 +86,7 @@ class LongestMatch:
         disallows, values = rule_columns(text, spans)
         joined = "\n".join(values)
         if not are_normal(joined):
-            joined = rfc_patterns(joined)
+            joined = rfc_pattern(joined)
             values = joined.split("\n")
         if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
             values = [value or _NO_EFFECT for value in values]
@@ -121,7 +107,9 @@ class LongestMatch:
         self._quick: list[tuple[str, str]] = []
         """For each other Disallow a literal piece of every path that it matches, and its value;
         empty if it matches every path that contains the piece."""
-        self._allow_heads: tuple[str, ...] = (ROBOTS_TXT,)
+        self._allow_heads: tuple[str, ...] = ()
+        """A path that an Allow matches starts with one of these."""
+        self._deciding_heads: tuple[str, ...] = (ROBOTS_TXT,)
         """Prefixes of all paths that are matched by a Disallow and yet allowed."""
         self._max_quick = ALWAYS_SENDABLE_LENGTH
         """Maximum number of octets of a path for which these are used."""
@@ -132,11 +120,13 @@ class LongestMatch:
         denied = values
         if disallows:
             denied = [*compress(values, disallows)]
+            allows = [*compress(values, map(not_, disallows))]
+            heads = [value.partition("*")[0].removesuffix("$") for value in allows]
+            self._allow_heads = tuple(heads)
             # Where a Disallow matches, an Allow shorter than each of them does not decide.
             least = min(map(len, denied), default=0)
-            allows = compress(values, map(not_, disallows))
-            heads = [v.partition("*")[0].removesuffix("$") for v in allows if len(v) >= least]
-            self._allow_heads = (*dict.fromkeys(heads), ROBOTS_TXT)
+            deciding = [len(value) >= least for value in allows]
+            self._deciding_heads = (*compress(heads, deciding), ROBOTS_TXT)
         if "*" in joined or "$" in joined:
             many = joined.count("*") + joined.count("$") > MAX_LINEAR_PATTERNS
             most = -1 if many else MAX_LINEAR_PAIRS // len(joined)
@@ -175,7 +165,7 @@ class LongestMatch:
             return None if len(path) > ALWAYS_SENDABLE_LENGTH else self.decide(path) & 1 == 1
         if not self._meets_disallow(path):
             return True
-        return path.startswith(self._allow_heads) and self.decide(path) & 1 == 1
+        return path.startswith(self._deciding_heads) and self.decide(path) & 1 == 1
 
     def _meets_disallow(self, path: str) -> bool:
         """Return True if a Disallow matches the path, which is not longer than `_max_quick`."""
@@ -198,8 +188,8 @@ class LongestMatch:
             path = rfc_path(path)
         if path == ROBOTS_TXT:
             return ROBOTS_FILE
-        quick = not self._prepared and not self._disallows and len(path) <= self._max_quick
-        if quick and "%" not in path and not self._meets_disallow(path):
+        quick = not self._prepared and len(path) <= self._max_quick and "%" not in path
+        if quick and not path.startswith(self._allow_heads) and not self._meets_disallow(path):
             return -1  # as for most paths: nothing has to be prepared
         return self.longest(path)
 
@@ -300,46 +290,29 @@ class LongestMatch:
         self._prepared = prepared
         return prepared
 
-    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first.
 
         In a file constructed to make this slow, only rules up to some position in the file are
         considered.
         """
         path = rfc_path(path)
-        query = query_form(path)
+        views = {path, query_form(path)}
         budget = StepBudget(_MAX_MATCHING_STEPS)
-        lengths: dict[str, int] = {}
         found: list[tuple[int, int]] = []
-        patterns = rfc_patterns("\n".join([value for _, value in rules])).split("\n")
         with suppress(StepBudgetExceeded):
-            for number, pattern in enumerate(patterns):
-                if pattern not in lengths:
-                    if "*" in pattern:
-                        budget.spend(len(path) * len(pattern) >> COMPARE_BITS)
-                    lengths[pattern] = _match_length(pattern, path, query)
-                if lengths[pattern]:
-                    found.append((number, lengths[pattern]))
-        found.sort(key=lambda each: (-each[1], bool(rules[each[0]][0])))
+            for number, value in enumerate(self._values):
+                if "*" in value:
+                    budget.spend(len(path) * len(value) >> COMPARE_BITS)
+                forms = {squeeze(value)}
+                if "?" in value and self._written:
+                    forms.add(squeeze(self._written[number]))
+                seen = views if "?" in value else {path}
+                if any(wild_match(form, view) for form in forms for view in seen):
+                    found.append((number, len(value)))
+        marks = self._disallows or self._values
+        found.sort(key=lambda each: (-each[1], bool(marks[each[0]])))
         return found
-
-
-def _match_length(pattern: str, path: str, query: str) -> int:
-    """Return the length of a rule's pattern if it matches, else 0.
-
-    `pattern` and `path` are in normal form, `query` is the same path in the form that `query_form`
-    returns.
-    """
-    head = pattern.partition("*")[0].partition("?")[0].removesuffix("$")
-    if pattern[:1] not in ("/", "*") or not path.startswith(head):
-        return 0
-    if "?" not in pattern:
-        return len(pattern) if wild_match(squeeze(pattern), path) else 0
-    form = query_form(pattern)
-    squeezed = {squeeze(pattern), squeeze(form)}
-    if any(wild_match(each, view) for each in squeezed for view in {path, query}):
-        return len(form)
-    return 0
 
 
 def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -33,7 +33,6 @@ class Dialect(StrEnum):
     """Robot-version 2.0: shell patterns anchored at both ends, evaluated in file order."""
 
 
-_BLANKS = frozenset(" \t")
 _PRODUCT = re.compile(r"[^\s/;,()]+")
 _VERSIONED = re.compile(r"[^\s/:]+/[0-9]")
 _COMMENT = re.compile(r"\(([^()]*)\)?")
@@ -67,8 +66,6 @@ def product_token(user_agent: str) -> str:
     >>> product_token("Mozilla/5.0 (compatible; ExampleBot/2.1; +https://example.com/bot)")
     'ExampleBot'
     """
-    if user_agent.isalpha() and user_agent.lower() != "mozilla":
-        return user_agent  # the most common case needs no regular expression
     text = user_agent.strip()
     first = _PRODUCT.match(text)
     if first is not None and first[0] == user_agent:
@@ -250,25 +247,19 @@ def in_pieces(text: str, spans: Spans) -> Spans:
     return tuple(pieces)
 
 
-def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
-    """Return the values of the given fields' lines in the spans, as octets, by field.
+FieldLine = tuple[str, int]
+"""The value of a line, as octets, and its offset in the text."""
 
-    `fields` are in lower case; each of them is a key of the result.
-    """
-    found: dict[str, list[str]] = {field: [] for field in fields}
-    find = _line_pattern(fields).findall
+
+def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[FieldLine]]:
+    """Return the lines of each of the fields that occurs in the spans, by field in lower case."""
+    found: dict[str, list[FieldLine]] = {}
+    find = _line_pattern(fields).finditer
     for low, high in in_pieces(text, spans):
-        for field, value in find("\n" + text[low:high]):
-            found[field.lower()].append(value.rstrip(" \t"))
+        for line in find("\n" + text[low:high]):
+            value = line[2].rstrip(" \t"), low + line.start()
+            found.setdefault(line[1].lower(), []).append(value)
     return found
-
-
-def lines_of(text: str, spans: Spans, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the offset and the value, as octets, of each line of the field in the spans."""
-    find = _line_pattern((field,)).finditer
-    for low, high in in_pieces(text, spans):
-        for found in find(text, max(low - 1, 0), high):  # with the line end before the span
-            yield found.start() + 1, found[2].rstrip(" \t")
 
 
 @lru_cache(maxsize=64)
@@ -281,18 +272,15 @@ def _line_pattern(fields: tuple[str, ...]) -> re.Pattern[str]:
 
 
 RuleLines = list[tuple[str, str]]
-"""The Allow and Disallow lines of a rule set. Each has "dis" in either case or the empty string,
-and the value. The index in the list is the number of the rule."""
+"""The Allow and Disallow lines of a rule set. Each has a text that is empty for an Allow, and the
+value. The index in the list is the number of the rule."""
 
 
 def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     """Return each Allow and Disallow line in the spans."""
     if not v2 or "#" not in text:
-        return [
-            (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
-            for low, high in in_pieces(text, spans)
-            for dis, value in RULE.findall(text, low, high)
-        ]
+        disallows, values = rule_columns(text, spans)
+        return [*zip(disallows or ["s"] * len(values), values, strict=True)]
     rules = []
     for low, high in in_pieces(text, spans):
         for found in RULE.finditer(text, low, high):

@@ -19,10 +19,10 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain, islice
-from typing import Final, TypeGuard
+from typing import Final
 
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.parser import PIECE, to_octets
@@ -51,16 +51,11 @@ _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Cuts a text into pieces of at most PIECE octets, and no escape.
 _HEX = "[0-9A-Fa-f]"
 _PIECES = re.compile(rf"(?s:.{{1,{PIECE - 2}}})(?>(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?)")
-_ESCAPES = re.compile(r"((?>(?:%[0-9A-Fa-f]{2})+))")
-_CHANGING = (
-    r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
-)
-_CHANGES = re.compile(rf"%(?![0-9A-F]{{2}})|{_CHANGING}")
+_ESCAPE = re.compile(rf"%({_HEX}{{2}})")
+_CHANGES = re.compile(r"%(?:(?![0-9A-F]{2})|2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
 """Matches a `%` that the normal form changes, or that begins an escape which it changes."""
-_CHANGING_ESCAPES = re.compile(rf"({_CHANGING}(?>(?:%[0-9A-Fa-f]{{2}})*))")
 QUERY_ESCAPE = re.compile("%3A|%2F")
 """Matches what `query_form` replaces."""
-_SPECIAL = re.compile(r"[*?\[\]\\]")
 _INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)")
 
 _NO_OCTET = "\u0101"
@@ -72,8 +67,7 @@ V2-34)."""
 _LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
 
-_IN_PATTERN = b"%" + _PLAIN
-_IN_PATTERNS = b"%$\n" + _PLAIN
+_IN_PATTERN = b"%$\n" + _PLAIN
 _IN_PATH = b"%" + _PLAIN.replace(b"*", b"")
 """Octets that stand for themselves if they are not escaped (RFC 9309 section 2.2.2, RFC-22)."""
 _MAX_REPLACED = 16
@@ -85,50 +79,32 @@ def _escape_table(unchanged: bytes) -> list[str]:
     return [chr(octet) if octet in unchanged else f"%{octet:02X}" for octet in range(256)]
 
 
-def _normal_escapes(escapes: str) -> str:
-    """Return the normal form of escaped octets (RFC 9309 section 2.2.2, RFC-23)."""
-    return "".join(map(_escape_table(_UNRESERVED).__getitem__, _escaped_octets(escapes)))
+_DIGITS = "0123456789abcdefABCDEF"
+_OCTETS = {a + b: int(a + b, 16) for a in _DIGITS for b in _DIGITS}
+_NORMAL_ESCAPES = {pair: _escape_table(_UNRESERVED)[octet] for pair, octet in _OCTETS.items()}
+"""The normal form of each escape, by its hex digits (RFC 9309 section 2.2.2, RFC-23, RFC-24)."""
+_DECODED_ESCAPES = {pair: chr(octet) for pair, octet in _OCTETS.items()}
+_DECODED_ESCAPES |= dict.fromkeys(("2f", "2F"), _SLASH_ESCAPED)
+_LITERAL_ESCAPES = {
+    pair: f"\\{char}" if char in "*?[]\\" else char for pair, char in _DECODED_ESCAPES.items()
+}
 
 
-def _decoded_escapes(escapes: str) -> str:
-    return _escaped_octets(escapes).decode("latin-1").replace("/", _SLASH_ESCAPED)
+def _replace_escapes(text: str, table: dict[str, str]) -> str:
+    """Replace every escape in the text by the value of its hex digits in the table.
 
-
-def _literal_escapes(escapes: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", _decoded_escapes(escapes))
-
-
-@cache
-def _single_escapes(read: Callable[[str], str]) -> dict[str, str]:
-    """Return the replacement of every single escape: texts contain many, most of them single."""
-    digits = "0123456789abcdefABCDEF"
-    return {escape: read(escape) for escape in [f"%{a}{b}" for a in digits for b in digits]}
-
-
-def _replace_escapes(text: str, runs: re.Pattern[str], read: Callable[[str], str]) -> str:
-    """Replace every run of escapes in the text.
-
-    The work is done without a call per run, except for distinct runs of several escapes: a text may
-    contain 100,000 runs.
+    It is done without a call per escape: a text may contain 100,000.
     """
-    parts = runs.split(text)
-    if len(parts) == 1:
-        return text
-    found, known = parts[1::2], _single_escapes(read)
-    read_once = {run: known.get(run) or read(run) for run in set(found)}  # most occur repeatedly
-    parts[1::2] = map(read_once.__getitem__, found)
+    parts = _ESCAPE.split(text)
+    parts[1::2] = map(table.__getitem__, parts[1::2])
     return "".join(parts)
-
-
-def _escaped_octets(escapes: str) -> bytes:
-    return bytes.fromhex(escapes.replace("%", ""))
 
 
 def _normalise(text: str, unchanged: bytes) -> str:
     if len(text) > PIECE:
         return "".join([_normalise(piece, unchanged) for piece in _PIECES.findall(text)])
     if "%" in text:
-        text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _normal_escapes)
+        text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _NORMAL_ESCAPES)
     special = set(text.encode("latin-1").translate(None, unchanged))
     if not special:
         return text
@@ -174,23 +150,17 @@ def rfc_path(path: str) -> str:
     return _normalise(to_octets(path), _IN_PATH)
 
 
-def rfc_pattern(value: str) -> str:
+def rfc_pattern(values: str) -> str:
     """Return the form of a rule's value that RFC 9309 compares: `*` and a final `$` stay special
     (RFC-28).
 
-    A blank inside a value counts as `%20` (RFC 9309 section 3, RFC-42, R94-29).
+    Takes one value, or many, one per line. A blank inside a value counts as `%20` (RFC 9309
+    section 3, RFC-42, R94-29).
     """
-    if value.endswith("$"):
-        return _normalise(value[:-1], _IN_PATTERN) + "$"
-    return _normalise(value, _IN_PATTERN)
-
-
-def rfc_patterns(values: str) -> str:
-    """Apply `rfc_pattern` to many values, one per line; the result has one per line, too."""
     if "$" in values:  # a `$` before a line end stays
         values = f"{values}\n".replace("$\n", f"{_NO_OCTET}\n")
         values = values.replace("$", "%24").replace(_NO_OCTET, "$")[:-1]
-    return _normalise(values, _IN_PATTERNS)
+    return _normalise(values, _IN_PATTERN)
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -235,13 +205,12 @@ def is_robots_txt(path: str) -> bool:
 def decoded(text: str) -> str:
     """Return octets as the 1996 draft compares them: all escapes except that of `/` decoded
     (R96-17)."""
-    return _replace_escapes(text, _ESCAPES, _decoded_escapes) if "%" in text else text
+    return _replace_escapes(text, _DECODED_ESCAPES) if "%" in text else text
 
 
-def decoded_patterns(values: Sequence[str]) -> list[str]:
-    """Apply `decoded` to shell patterns. An octet that was escaped is not special (V2-36)."""
-    joined = _replace_escapes(_NO_OCTET.join(values), _ESCAPES, _literal_escapes)
-    return joined.split(_NO_OCTET) if values else []
+def decoded_pattern(value: str) -> str:
+    """Apply `decoded` to a shell pattern. An octet that was escaped is not special (V2-36)."""
+    return _replace_escapes(value, _LITERAL_ESCAPES)
 
 
 _CLASS_STEPS = 300
@@ -283,14 +252,6 @@ def wild_match(pattern: str, path: str) -> bool:
             return False
         position += len(piece)
     return True
-
-
-def longest_piece(pattern: str) -> str:
-    """Return the longest piece between the stars of a pattern, including a final `$`."""
-    head, _, rest = pattern.partition("*")
-    if "*" in rest:
-        return max(pattern.split("*"), key=len)
-    return rest if len(rest) > len(head) else head
 
 
 def shell_keys(values: Sequence[str]) -> list[str]:
@@ -335,10 +296,9 @@ class ShellPattern:
         A pattern that needs a longer path is parsed only far enough to know that.
         """
         segments = _segments(value, longest)
-        self.segments: tuple[_Segment, ...] = segments
-        self.explicit: str | None = (
-            segments[0] if len(segments) == 1 and _is_literal(segments[0]) else None
-        )
+        self.segments: list[_Segment] = segments
+        first, *others = segments
+        self.explicit: str | None = first if isinstance(first, str) and not others else None
         """The only path that an explicit pattern matches; None for other patterns."""
         self.min_length: int = sum(map(len, segments))
         """Minimum number of characters of a matching path."""
@@ -377,13 +337,13 @@ class ShellPattern:
         return position <= end
 
 
-_Unit = str | int | None
-"""One position of a segment: a character, None for any character (`?`), or a class with one bit per
-octet."""
+_Unit = str | int
+"""One position of a segment: a character, or a class with one bit per octet."""
 _Segment = str | tuple[_Unit, ...]
 
 _SYMBOLS = 257  # one more for an escaped slash, see `decoded`
 _ALL_BITS = (1 << _SYMBOLS) - 1
+"""The class of a `?`."""
 
 
 class PathView:
@@ -420,7 +380,7 @@ class PathView:
         self.budget.spend(len(segment) * (1 + (starts >> _SHIFT_BITS)))
         alive = (1 << starts) - 1  # bit i: the segment may still begin at start + i
         for offset, unit in enumerate(segment, start):
-            if unit is not None:
+            if unit != _ALL_BITS:
                 alive &= self._positions_of(unit) >> offset
                 if not alive:
                     return -1
@@ -441,22 +401,16 @@ def char_bits(text: str) -> int:
 
 
 def _unit_matches(unit: _Unit, char: str) -> bool:
-    if unit is None:
-        return True
     return unit == char if isinstance(unit, str) else bool(unit >> ord(char) & 1)
 
 
-def _is_literal(segment: _Segment) -> TypeGuard[str]:
-    return isinstance(segment, str)
-
-
-def _segments(value: str, longest: int) -> tuple[_Segment, ...]:
+def _segments(value: str, longest: int) -> list[_Segment]:
     """Split the pattern at its unescaped stars. A segment without special characters is a str.
 
     Parsing stops when the pattern needs more than `longest` characters, so that no path matches.
     """
     if "?" not in value and "[" not in value and "\\" not in value:
-        return tuple(squeeze(value).split("*"))
+        return [*squeeze(value).split("*")]
     segments: list[list[_Unit]] = [[]]
     needed = 0
     closed = True  # False after an unclosed bracket: all later ones are unclosed too
@@ -467,9 +421,10 @@ def _segments(value: str, longest: int) -> tuple[_Segment, ...]:
         needed += 1
         if char == "*":
             needed -= 1
-            segments.append([])
+            if segments[-1] or len(segments) == 1:  # several stars are equivalent to one
+                segments.append([])
         elif char == "?":
-            segments[-1].append(None)
+            segments[-1].append(_ALL_BITS)
         elif char == "\\" and i < len(value):
             segments[-1].append(value[i])
             i += 1
@@ -479,9 +434,7 @@ def _segments(value: str, longest: int) -> tuple[_Segment, ...]:
             segments[-1].append("[" if unit is None else unit)
         else:
             segments[-1].append(char)
-    first, *middle, last = segments if len(segments) > 1 else (segments[0], [])
-    parts = [first, *(segment for segment in middle if segment), last]
-    return tuple(map(_segment, parts if len(segments) > 1 else parts[:1]))
+    return [*map(_segment, segments)]
 
 
 def _segment(units: list[_Unit]) -> _Segment:
@@ -687,10 +640,10 @@ def _counted(parts: Iterable[Iterable[str]]) -> Counter[str]:
 def _index_keys(patterns: Sequence[str]) -> list[str]:
     """Return the piece by which each pattern is indexed, without a final `$`; see
     `PatternIndex`."""
-    keys = [*map(longest_piece, patterns)]
+    split_patterns = [pattern.split("*") for pattern in patterns]
+    keys = [max(pieces, key=len) for pieces in split_patterns]
     counts = _counted([keys])
     if max(counts.values(), default=0) > MAX_SHARED:
-        split_patterns = [pattern.split("*") for pattern in patterns]
         piece_counts = _counted(split_patterns)
         # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
         # the last resort.

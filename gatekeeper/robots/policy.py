@@ -17,6 +17,8 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Literal
 
+import msgspec
+
 from gatekeeper.late import late
 from gatekeeper.robots import timing
 from gatekeeper.robots.flat import FlatRules, flat_rules
@@ -36,14 +38,12 @@ from gatekeeper.robots.parser import (
     KNOWN_FIELDS,
     LIMIT,
     Dialect,
-    Spans,
+    FieldLine,
     decode,
     in_pieces,
     line_numbers,
-    lines_of,
     product_token,
     rule_offsets,
-    rules_in,
     to_octets,
     to_unicode,
     values_in,
@@ -87,22 +87,6 @@ class Policy:
     follows the declared dialect. In both modes `Match.conflict` reports that the readings differ.
     """
 
-    __slots__ = (
-        "_cached_directives",
-        "_cached_offsets",
-        "_compared_readings",
-        "_readings",
-        "_rules",
-        "_usage",
-        "agent",
-        "allowed",
-        "conflicts",
-        "dialect",
-        "inherit_crawl_delay",
-        "robots",
-        "v2_semantics",
-    )
-
     allowed: Callable[[str], bool]
     """Whether a URL may be fetched: `allowed(url)` is a bool.
 
@@ -143,10 +127,11 @@ class Policy:
         readings = choose(
             robots.lines, robots.forced, name, precedence=v2_semantics == "precedence"
         )
-        self._compared_readings: tuple[RuleSet, ...] = ()
-        if conflicts == "declared":  # the others are compared, but do not decide
-            readings, self._compared_readings = readings[:1], readings[1:]
-        self._readings = readings
+        self._compared: tuple[RuleSet, ...] = readings
+        """All readings. With `declared` only the first one decides, but the others are compared."""
+        if conflicts == "declared":
+            readings = readings[:1]
+        self._readings: tuple[RuleSet, ...] = readings
         self.dialect = readings[0].dialect
         single = self.plain
         # A bound method of the policy itself would be a reference cycle.
@@ -167,8 +152,7 @@ class Policy:
         >>> policy.allows("/x?y", ""), policy.allows("/a", "")
         (False, True)
         """
-        single = self.plain
-        return single.allows(path) if single else _allows(self._readings, path, origin)
+        return _allows(self._readings, path, origin)
 
     def flat(self) -> FlatRules | None:
         """Return the rules as a few strings, or None if the rules alone do not decide."""
@@ -182,9 +166,8 @@ class Policy:
     def plain(self) -> LongestMatch | None:
         """The rule set of RFC 9309 that alone decides, and that no other reading can contradict;
         None if there is none."""
-        first = self._readings[0]
-        alone = len(self._readings) == 1 and not self._compared_readings
-        return first if alone and isinstance(first, LongestMatch) else None
+        first, *others = self._compared
+        return first if isinstance(first, LongestMatch) and not others else None
 
     def match(self, url: str) -> Match:
         """Return the verdict with the deciding rule and its line. Raises InvalidURL like
@@ -198,9 +181,9 @@ class Policy:
         If the origin is not known, a rule of the 1994 dialect that is a whole URL applies to any
         origin.
         """
-        readings = self._readings
+        readings = self._compared
         code, by, conflict = readings[0].decide(path, origin), 0, False
-        if len(readings) > 1 or self._compared_readings:
+        if len(readings) > 1:
             code, by, conflict = self._strictest(code, path, origin)
         rule = None
         if code >= 0:
@@ -213,14 +196,12 @@ class Policy:
         `code` is that of the first reading.
         """
         by, conflict = 0, False
-        for place, reading in enumerate(self._readings[1:], 1):
+        for place, reading in enumerate(self._compared[1:], 1):
             other = reading.decide(path, origin)
             if (code ^ other) & 1:
                 conflict = True
-                if code & 1:  # the stricter one decides
+                if code & 1 and self.conflicts == "strict":
                     code, by = other, place
-        for reading in self._compared_readings:
-            conflict = conflict or bool((code ^ reading.decide(path, origin)) & 1)
         return code, by, conflict
 
     def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
@@ -237,8 +218,7 @@ class Policy:
         lengths: dict[int, tuple[int, bool]] = {}
         for place, reading in readings:
             v2 = reading.dialect is Dialect.V2
-            rules = rules_in(text, reading.spans, v2=v2)
-            for number, length in reading.matching(path, rules, origin):
+            for number, length in reading.matching(path, origin):
                 lengths.setdefault(places[place][number], (length, v2))
         chosen = list(islice(lengths.items(), _MAX_CANDIDATES))
         numbers = line_numbers(text, [offset for offset, _ in chosen])
@@ -254,7 +234,7 @@ class Policy:
         text = self.robots.lines
         offset = self._offsets()[place][number]
         v2 = self._readings[place].dialect is Dialect.V2
-        rule = rule_at(text, offset, text.count("\n", 0, offset) + 1, v2=v2)
+        rule = rule_at(text, offset, self._line_number(offset), v2=v2)
         if len(self._rules) >= _MAX_RULES:
             self._rules = {}
         self._rules[place, number] = rule
@@ -302,8 +282,8 @@ class Policy:
         of the lines before the first user-agent line, which concern the whole file (SIG-12)."""
         text, own = self.robots.lines, self._directives().signal
         end = next((start for start, _, _ in agent_lines(text.lower())), len(text))
-        values = values_in(text, ((0, end),), "content-signal")["content-signal"]
-        return combine(map(parse_content_signal, values), "no") | own
+        lines = values_in(text, ((0, end),), "content-signal").get("content-signal", ())
+        return combine([parse_content_signal(value) for value, _ in lines], "no") | own
 
     def content_usage(self, url: str) -> dict[str, str] | None:
         """Return the preferences of the longest matching Content-Usage (SIG-05), or None if the URL
@@ -357,45 +337,43 @@ class Policy:
         if seconds is None:
             return ""
         rate = timing.rate_in_force(directives.request_rates, at)
-        if seconds != directives.crawl_delay and rate is None:
-            return timing.by_rule_of_thumb(seconds)
-        text = self.robots.lines
-        if rate is None or seconds == directives.crawl_delay:
-            return timing.by_crawl_delay(text, self._spans_of("crawl-delay"), seconds)
-        return timing.by_request_rate(text, self._spans_of("request-rate"), rate)
+        if seconds == directives.crawl_delay:
+            asks, offset = f"crawl-delay {seconds:.10g} s", directives.offsets.get(seconds)
+        elif rate is None:
+            return f"rule of thumb {seconds:.10g} s: robots.txt of the 2.0 draft gives no rate"
+        else:
+            asks = f"request-rate {rate}, that is {rate.interval:.10g} s,"
+            offset = directives.offsets.get(rate)
+        if offset is None:
+            return f"{asks} from robots.txt"
+        return f"{asks} from robots.txt line {self._line_number(offset)}"
 
     def _directives(self) -> timing.Directives:
         directives = self._cached_directives
         if directives is None:
-            values: dict[str, list[str]] = {}
-            text = self.robots.lines
+            directives, text = timing.NO_DIRECTIVES, self.robots.lines
             whole = in_pieces(text, ((0, len(text)),))
             if any(_DIRECTIVE.search(text, low, high) for low, high in whole):
-                for found in self._field_values(*timing.FIELDS):
-                    values |= {field: values.get(field) or each for field, each in found.items()}
-            read = timing.read_directives
-            directives = read(values) if values else timing.NO_DIRECTIVES
+                directives = timing.read_directives(self._directive_lines())
             self._cached_directives = directives
         return directives
 
-    def _field_values(self, *fields: str) -> Iterator[dict[str, list[str]]]:
-        """Yield the values of the fields in each of the spans that may have them.
+    def _directive_lines(self) -> dict[str, list[FieldLine]]:
+        """Return the lines of each of `timing.FIELDS`, of the first reading that has any.
 
-        The first that has a field applies. The Crawl-delay of `*` comes last, if agents without one
-        inherit it (VND-09).
+        The Crawl-delay of `*` comes last, if agents without one inherit it (VND-09).
         """
         text = self.robots.lines
+        found: dict[str, list[FieldLine]] = {}
         for reading in self._readings:
-            yield values_in(text, reading.spans, *fields)
-        if self.inherit_crawl_delay and "crawl-delay" in fields:
-            yield values_in(text, choose(text, self.robots.forced, "*")[0].spans, "crawl-delay")
+            found = values_in(text, reading.spans, *timing.FIELDS) | found
+        if self.inherit_crawl_delay:
+            stars = choose(text, self.robots.forced, "*")[0].spans
+            found = values_in(text, stars, "crawl-delay") | found
+        return found
 
-    def _spans_of(self, field: str) -> Spans:
-        """Return the first spans that have the field; see `_field_values`."""
-        text, readings = self.robots.lines, [reading.spans for reading in self._readings]
-        if self.inherit_crawl_delay and field == "crawl-delay":
-            readings.append(choose(text, self.robots.forced, "*")[0].spans)
-        return next((spans for spans in readings if any(lines_of(text, spans, field))), ())
+    def _line_number(self, offset: int) -> int:
+        return self.robots.lines.count("\n", 0, offset) + 1
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key() == other._key()
@@ -433,7 +411,7 @@ def _allows(readings: tuple[RuleSet, ...], path: str, origin: str) -> bool:
 _DIALECTS = ("auto", *Dialect)
 
 
-class RobotsTxt:
+class RobotsTxt(msgspec.Struct, frozen=True, gc=False):
     """A parsed robots.txt. Immutable, hashable by content, picklable, and safe to share between
     threads.
 
@@ -443,15 +421,11 @@ class RobotsTxt:
     (False, True)
     """
 
-    __slots__ = (
-        "bom",
-        "forced",
-        "lines",
-        "octets",
-        "size",
-        "truncated",
-    )
-
+    octets: str
+    """The text as octets in a str with `\\n` as line ends. Internal to this package."""
+    lines: str
+    """The text with unreadable lines replaced by comments; the very object `octets` if there are
+    none. Internal to this package."""
     size: int
     """Octets of the body as given to `parse`."""
     truncated: bool
@@ -461,23 +435,6 @@ class RobotsTxt:
     """The encoding announced by a byte order mark, or the empty string."""
     forced: Dialect | None
     """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
-
-    def __init__(
-        self, text: str, lines: str, size: int, truncated: bool, bom: str, forced: Dialect | None
-    ) -> None:
-        """Create a file from decoded text; use `parse` to read a body.
-
-        `text` is octets in a str with `\\n` as line ends. `lines` is the same text with unreadable
-        lines replaced by comments; it is the very object `text` if there are none.
-        """
-        self.octets: str = text
-        """The text as octets in a str. Internal to this package."""
-        self.lines: str = lines
-        """The text with unreadable lines replaced by comments. Internal to this package."""
-        self.size = size
-        self.truncated = truncated
-        self.bom = bom
-        self.forced = forced
 
     @classmethod
     def parse(
@@ -529,7 +486,16 @@ class RobotsTxt:
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups with their lines; in a forced older dialect, the records."""
-        return tuple(self._iter_groups())
+        text = self.lines
+        spans = list(self._group_spans(text))
+        numbers = line_numbers(text, [start for start, _, _, _ in spans])
+        found: list[Group] = []
+        for start, end, dialect, versioned in spans:
+            v2 = dialect is Dialect.V2
+            records = list(records_in(text[start:end], numbers[start], v2=v2))
+            if records:  # text between blank lines may hold no record
+                found.append(group_of(records, dialect, versioned))
+        return tuple(found)
 
     @property
     def sitemaps(self) -> tuple[str, ...]:
@@ -565,18 +531,8 @@ class RobotsTxt:
 
     def _values(self, field: str) -> list[str]:
         text = self.lines
-        found = values_in(text, ((0, len(text)),), field)[field]
-        return list(map(to_unicode, found))
-
-    def _iter_groups(self) -> Iterator[Group]:
-        text = self.lines
-        number, counted = 1, 0  # counted incrementally: one pass for all groups
-        for start, end, dialect, versioned in self._group_spans(text):
-            number += text.count("\n", counted, start)
-            counted = start
-            found = list(records_in(text[start:end], number, v2=dialect is Dialect.V2))
-            if found:  # text between blank lines may hold no record
-                yield group_of(found, dialect, versioned)
+        lines = values_in(text, ((0, len(text)),), field).get(field, ())
+        return [to_unicode(value) for value, _ in lines]
 
     def _group_spans(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Yield start, end and dialect of each group, and whether it declares a version."""
@@ -595,19 +551,7 @@ class RobotsTxt:
                 dialect = record.dialect if self.forced is Dialect.V2 else self.forced
                 yield record.start, record.end, dialect, record.version is not None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RobotsTxt) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return RobotsTxt, self._key()
-
     def __repr__(self) -> str:
         cut = ", truncated" if self.truncated else ""
         groups = len(group_starts(self.lines))
         return f"<RobotsTxt of {self.size} octets, {groups} groups{cut}>"
-
-    def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
-        return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced

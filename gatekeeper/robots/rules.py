@@ -11,7 +11,8 @@ matches; DENIED; or ROBOTS_FILE, which allows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.longest import LongestMatch
@@ -27,7 +28,7 @@ from gatekeeper.robots.patterns import (
     StepBudgetExceeded,
     char_bits,
     decoded,
-    decoded_patterns,
+    decoded_pattern,
     is_robots_txt,
     query_form,
     rfc_path,
@@ -98,28 +99,20 @@ class PrefixesInOrder:
     open (R94-24).
     """
 
-    __slots__ = ("_absolute", "_cached_table", "_codes", "_disallow_only", "dialect", "spans")
+    __slots__ = ("_absolute", "_cached_table", "_rules", "dialect", "spans")
 
     def __init__(self, text: str, spans: Spans, *, disallow_only: bool = False) -> None:
         self.dialect = Dialect.R1994 if disallow_only else Dialect.R1996
         self.spans: Spans = spans
-        self._disallow_only = disallow_only
-        codes: dict[str, int] = {}
-        absolute: list[tuple[str, str, int]] = []
+        self._rules: list[tuple[int, str, str]] = []
+        """Code and prefix of each rule, and the origin of a rule that is a whole URL."""
         for number, (dis, value) in enumerate(rules_in(text, spans)):
-            if not value or (disallow_only and not dis):
-                continue
-            code = number * 2 + (not dis)
-            if disallow_only and (found := _whole_url(value)):
-                absolute.append((*found, code))
-            else:
-                codes.setdefault(decoded(value), code)
-        self._absolute = tuple(absolute)
-        self._codes = codes if absolute else {}
-        self._cached_table: tuple[str, _Prefixes] = ("", _prefixes(codes))
+            if value and (dis or not disallow_only):
+                origin, path = _parts_of(value) if disallow_only else ("", value)
+                self._rules.append((number * 2 + (not dis), decoded(path), origin))
+        self._absolute = any(origin for _, _, origin in self._rules)
+        self._cached_table: tuple[str, _Prefixes] = ("", self._table_for(""))
         """The origin of the last question, and the prefixes that apply to it."""
-        if absolute:
-            self._cached_table = ("", self._table_for(""))
 
     def decide(self, path: str, origin: str = "") -> int:
         """Return the code of the deciding rule, or -1 if no rule matches.
@@ -139,68 +132,55 @@ class PrefixesInOrder:
 
     def _table_for(self, origin: str) -> _Prefixes:
         """Return the prefixes that apply to an origin. The empty string stands for any origin."""
-        codes = dict(self._codes)
-        same = _SameOrigin(origin)
-        for written, prefix, code in self._absolute:
-            if same(written):
-                codes[prefix] = min(code, codes.get(prefix, code))
-        return _prefixes(codes)
+        codes: dict[str, int] = {}
+        applies = _applies_to(origin)
+        for code, prefix, written in self._rules:
+            if applies(written):
+                codes.setdefault(prefix, code)
+        return codes, [*{*map(len, codes)}]
 
-    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
         path = decoded(to_octets(path))
-        same = _SameOrigin(origin)
-        found = []
-        for number, (dis, value) in enumerate(rules):
-            if not value or (self._disallow_only and not dis):
-                continue
-            absolute = _whole_url(value) if self._disallow_only else None
-            prefix = absolute[1] if absolute else decoded(value)
-            if path.startswith(prefix) and (absolute is None or same(absolute[0])):
-                found.append((number, len(prefix)))
-        return found
+        applies = _applies_to(origin)
+        return [
+            (code >> 1, len(prefix))
+            for code, prefix, written in self._rules
+            if path.startswith(prefix) and applies(written)
+        ]
 
 
-def _prefixes(codes: dict[str, int]) -> _Prefixes:
-    return codes, [*{*map(len, codes)}]
-
-
-def _whole_url(value: str) -> tuple[str, str] | None:
-    """Return the origin as written and the path, if the value is a whole URL; else None
-    (R94-26)."""
+def _parts_of(value: str) -> tuple[str, str]:
+    """Return the origin as written and the path, if the value is a whole URL (R94-26); else the
+    empty string and the value."""
     if value[:7].lower() != "http://" and value[:8].lower() != "https://":
-        return None
+        return "", value
     found = _AUTHORITY_END.search(value, 8)
     end = found.start() if found else len(value)
     path = value[end:]
-    return value[:end], decoded(path if path[:1] == "/" else "/" + path)
+    return value[:end], path if path[:1] == "/" else "/" + path
 
 
-class _SameOrigin:
-    """Predicate: does an origin as written in a rule equal the origin in question?"""
+def _applies_to(origin: str) -> Callable[[str], bool]:
+    """Return a predicate: does a rule apply to this origin that was written for another one? The
+    empty string stands for any origin."""
+    left = _MAX_PARSED_ORIGINS
 
-    def __init__(self, origin: str) -> None:
-        self._origin = origin
-        self._results: dict[str, bool] = {}
-        self._parsed_count = 0
-
-    def __call__(self, written: str) -> bool:
-        result = self._results.get(written)
-        if result is None:
-            result = self._results[written] = not self._origin or self._compare(written)
-        return result
-
-    def _compare(self, written: str) -> bool:
+    @cache
+    def applies(written: str) -> bool:
+        nonlocal left
+        if not written or not origin:
+            return True
         if _PLAIN_ORIGIN.match(written):
             default = ":443" if written[:6] == "https:" else ":80"
-            return written.removesuffix(default) == self._origin
-        self._parsed_count += 1
-        if self._parsed_count > _MAX_PARSED_ORIGINS:
-            return True
+            return written.removesuffix(default) == origin
+        left -= 1
         try:
-            return split(to_unicode(written) + "/")[0] == self._origin
+            return left < 0 or split(to_unicode(written) + "/")[0] == origin
         except InvalidURL:
             return False
+
+    return applies
 
 
 _RAW, _DECODED, _BOTH = range(3)
@@ -232,18 +212,6 @@ class ShellRules:
     answer is DENIED. A set with more than `_MAX_PATTERNS` patterns denies every path.
     """
 
-    __slots__ = (
-        "_codes",
-        "_explicit",
-        "_indexes",
-        "_parsed",
-        "_precedence",
-        "_too_many_patterns",
-        "_values",
-        "_whitelist",
-        "spans",
-    )
-
     dialect = Dialect.V2
     spans: Spans
 
@@ -251,45 +219,31 @@ class ShellRules:
         self.spans = spans
         self._precedence = precedence
         self._parsed: dict[int, ShellPattern] = {}
-        rules = rules_in(text, spans, v2=True)
-        self._whitelist = False
-        self._indexes: list[tuple[int, list[int], PieceIndex]] = []
-        self._explicit: dict[str, int] = {}
-        self._codes: list[int] = []
-        """Codes of the values that are patterns."""
-        self._values: list[str] = []
-        indexes: tuple[list[int], list[int], list[int]] = [], [], []
-        # Of two equal rules the first in the file decides, in either order.
-        firsts = dict(zip(reversed(rules), range(len(rules) - 1, -1, -1), strict=True))
-        coded = [(value, index * 2 + (not dis)) for (dis, value), index in firsts.items()]
-        patterns = [value for value, _ in coded if precedence or _SPECIAL.search(value)]
+        self._rules: RuleLines = rules_in(text, spans, v2=True)
+        self._explicit: dict[_Form, int] = {}
+        self._patterns: list[tuple[int, _Form]] = []
+        """Code and form of each value that is a pattern, in file order."""
+        # Of two equal rules the first in the file decides.
+        firsts = {rule: number for number, rule in reversed([*enumerate(self._rules)])}
+        coded = sorted([(number * 2 + (not dis), v) for (dis, v), number in firsts.items()])
+        patterns = [value for _, value in coded if precedence or _SPECIAL.search(value)]
         self._too_many_patterns = len(patterns) > _MAX_PATTERNS
-        if self._too_many_patterns:
-            return
-        for view, values, codes in _by_view(coded):
-            for value, code in zip(values, codes, strict=True):
-                if not precedence and not _SPECIAL.search(value):
-                    key = f"{view}{value}"
-                    self._explicit[key] = min(code, self._explicit.get(key, code))
+        for code, written in [] if self._too_many_patterns else coded:
+            for form in _forms(written):
+                if precedence or _SPECIAL.search(form[1]):
+                    self._patterns.append((code, form))
                 else:
-                    indexes[view].append(len(self._codes))
-                    self._codes.append(code)
-                    self._values.append(value)
-        keys = shell_keys(self._values)
-        self._indexes = [
-            (view, chosen, PieceIndex([keys[index] for index in chosen]))
-            for view, chosen in enumerate(indexes)
-            if chosen
-        ]
-        self._whitelist = precedence and self._is_whitelist(rules)
+                    self._explicit.setdefault(form, code)
+        self._index = PieceIndex(shell_keys([value for _, (_, value) in self._patterns]))
+        self._whitelist = precedence and self._is_whitelist()
 
-    def _is_whitelist(self, rules: RuleLines) -> bool:
-        disallows = [dis for dis, value in rules if value]
+    def _is_whitelist(self) -> bool:
+        disallows = [dis for dis, value in self._rules if value]
         if all(disallows):
             return False
         return not any(disallows) or any(
-            self._pattern(index).explicit is None
-            for index, code in enumerate(self._codes)
+            self._pattern(number).explicit is None
+            for number, (code, _) in enumerate(self._patterns)
             if code & 1
         )
 
@@ -310,7 +264,7 @@ class ShellRules:
             if ranked:
                 return ranked[0][0]
             return DENIED if self._whitelist else -1
-        equal = (self._explicit.get(key) for key in _explicit_keys(views))
+        equal = (self._explicit.get(key) for key in _explicit_forms(views))
         first = min((code for code in equal if code is not None), default=None)
         for code, _ in self._match_codes(views, first):
             return code
@@ -321,31 +275,21 @@ class ShellRules:
     ) -> Iterator[tuple[int, bool]]:
         """Yield the code of each indexed pattern before `end` that matches, and whether it is
         explicit."""
-        for index in self._match_indexes(views, end):
-            yield self._codes[index], self._parsed[index].explicit is not None
+        for number in self._matching_patterns(views, end):
+            yield self._patterns[number][0], self._parsed[number].explicit is not None
 
-    def _match_indexes(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
-        """Yield the indexes of the patterns that match, in file order. Raises
+    def _matching_patterns(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
+        """Yield the numbers of the patterns that match, in file order. Raises
         StepBudgetExceeded."""
-        candidates: list[tuple[int, int, int]] = []
-        joined_texts: dict[int, CountedText] = {}
-        for view, listed, index in self._indexes:
-            paths = views[view]
-            text = joined_texts.get(id(paths))
-            if text is None:
-                joined = "\n".join([path.text for path in paths])
-                text = joined_texts[id(paths)] = CountedText(joined, paths[0].budget)
-            candidates += [(self._codes[listed[n]], listed[n], view) for n in index.find_in(text)]
-        if not candidates:
-            return
-        whole = "".join([path.text for path in views[_BOTH]])
-        path_bits, spend = char_bits(whole), views[_BOTH][0].budget.spend
-        longest = max([len(path.text) for path in views[_BOTH]])
-        for code, number, view in sorted(candidates):
+        texts, budget = [path.text for path in views[_BOTH]], views[_BOTH][0].budget
+        candidates = self._index.find_in(CountedText("\n".join(texts), budget))
+        whole, spend = "".join(texts), budget.spend
+        path_bits, longest = char_bits(whole), max(map(len, texts))
+        for number in sorted(candidates):
+            code, (view, value) = self._patterns[number]
             if end is not None and code > end:
                 return
             spend(2)
-            value = self._values[number]
             if _MORE_THAN_STARS.search(value):
                 spend(_PARSE_STEPS * len(value))
                 if longest > _MAX_PATTERN_PATH:
@@ -363,34 +307,33 @@ class ShellRules:
         """Return the parsed pattern, parsing it on first use."""
         pattern = self._parsed.get(number)
         if pattern is None:
-            pattern = self._parsed[number] = ShellPattern(self._values[number], _MAX_PATTERN_PATH)
+            value = self._patterns[number][1][1]
+            pattern = self._parsed[number] = ShellPattern(value, _MAX_PATTERN_PATH)
         return pattern
 
-    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
         if self._too_many_patterns:
             return []
         views = _path_views(path, StepBudget())
-        hits = dict.fromkeys((k for k in _explicit_keys(views) if k in self._explicit), True)
-        view_of = {number: view for view, listed, _ in self._indexes for number in listed}
+        hits = {form: True for form in _explicit_forms(views) if form in self._explicit}
         try:
-            for number in self._match_indexes(views):
-                key = f"{view_of[number]}{self._values[number]}"
-                hits[key] = self._parsed[number].explicit is not None
+            for number in self._matching_patterns(views):
+                hits[self._patterns[number][1]] = self._parsed[number].explicit is not None
         except StepBudgetExceeded:
             return []
         found = []
-        for number, (dis, written) in enumerate(rules):
-            for view, (value,), _ in _by_view([(written, 0)]):
-                explicit = hits.get(f"{view}{value}")
-                if explicit is not None:
-                    found.append((number * 2 + (not dis), explicit))
-                    break
+        for number, (dis, written) in enumerate(self._rules):
+            explicit = [hits[form] for form in _forms(written) if form in hits]
+            if explicit:
+                found.append((number * 2 + (not dis), explicit[0]))
         if self._precedence:
             found.sort(key=_precedence_key)
-        return [(code >> 1, len(rules[code >> 1][1])) for code, _ in found]
+        return [(code >> 1, len(self._rules[code >> 1][1])) for code, _ in found]
 
 
+_Form = tuple[int, str]
+"""A view, and a value as it is compared with that view."""
 _PathViews = tuple[PathView, ...]
 _ThreeViews = tuple[_PathViews, _PathViews, _PathViews]
 
@@ -418,25 +361,19 @@ def _path_views(path: str, budget: StepBudget) -> _ThreeViews:
     return raw_views, decoded_views, raw_views + decoded_views
 
 
-def _explicit_keys(views: _ThreeViews) -> Iterator[str]:
-    """Yield the keys under which plain values equal to the path are stored."""
+def _explicit_forms(views: _ThreeViews) -> Iterator[_Form]:
+    """Yield the forms of plain values that are equal to the path."""
     for view, paths in enumerate(views):
         for path in paths:
-            yield f"{view}{path.text}"
+            yield view, path.text
 
 
-def _by_view(
-    coded: Sequence[tuple[str, int]],
-) -> Iterator[tuple[int, Sequence[str], Sequence[int]]]:
-    """Group values with their codes by the views of a path with which they are compared.
+def _forms(value: str) -> list[_Form]:
+    """Return the forms of a value.
 
     A value without escapes is compared with both views; a value with escapes is compared as written
-    with the raw view and decoded with the decoded one. Yield the view, the values and their codes.
+    with the raw view and decoded with the decoded one.
     """
-    if unescaped := [each for each in coded if each[0] and "%" not in each[0]]:
-        values, codes = zip(*unescaped, strict=True)
-        yield _BOTH, values, codes
-    if escaped := [each for each in coded if "%" in each[0]]:
-        values, codes = zip(*escaped, strict=True)
-        yield _RAW, values, codes
-        yield _DECODED, decoded_patterns(values), codes
+    if "%" in value:
+        return [(_RAW, value), (_DECODED, decoded_pattern(value))]
+    return [(_BOTH, value)] if value else []

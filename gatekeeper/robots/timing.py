@@ -1,18 +1,17 @@
-"""Crawl-delay, Request-rate and Visit-time: their values, the resulting interval, and its source
-line."""
+"""Crawl-delay, Request-rate and Visit-time: their values, and the resulting interval."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
-from itertools import islice
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.parser import Spans, lines_of, to_unicode
+from gatekeeper.robots.parser import FieldLine, to_unicode
 
 MAX_SECONDS = 31_536_000.0
 """Upper bound of any requested interval: a year. A larger value, such as a very long number, is
@@ -22,10 +21,6 @@ _MAX_VALUES = 100
 """Maximum number of different rates, and of different windows, that count: each answer looks at
 all of them. People write fewer than ten; a site could write 30,000. Of more rates only the slowest
 counts, at all hours, and of more windows the first ones: both are the stricter reading."""
-_MAX_SEARCHED_LINES = 1_000
-"""Maximum number of lines of a field among which the line that determines an interval is looked
-for. Beyond it the interval is described without a line."""
-
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: used, not in the draft (V2-27)
 
 # re.ASCII and [0-9] exclude the digits of other scripts. Every pattern is anchored and every
@@ -39,6 +34,7 @@ _RATE = re.compile(
 )
 
 _DAY = timedelta(days=1)
+_Parsed = TypeVar("_Parsed")
 
 # The 2.0 draft (V2-31): without a rate, the slower of ten seconds and twice the duration of the
 # retrieval.
@@ -216,21 +212,43 @@ class Directives(NamedTuple):
     """All Content-Signal lines combined (SIG-12)."""
     usage: Sequence[str]
     """Values of the Content-Usage lines, which apply to paths."""
+    offsets: dict[float | RequestRate, int]
+    """The offset in the text of the first line that has the Crawl-delay, and of that of each
+    rate."""
 
 
-def read_directives(values: Mapping[str, Sequence[str]]) -> Directives:
-    """Parse the values, given as octets, of each of the `FIELDS`."""
-    delays = map(parse_crawl_delay, values["crawl-delay"])
-    rates = map(parse_request_rate, dict.fromkeys(values["request-rate"]))
-    windows = map(parse_visit_time, dict.fromkeys(values["visit-time"]))
+def read_directives(lines: Mapping[str, Sequence[FieldLine]]) -> Directives:
+    """Parse the lines of the `FIELDS`."""
+    delays = _first_lines(parse_crawl_delay, lines.get("crawl-delay", ()))
+    rates = _first_lines(parse_request_rate, lines.get("request-rate", ()))
+    windows = _first_lines(parse_visit_time, lines.get("visit-time", ()))
+    signal, usage = lines.get("content-signal", ()), lines.get("content-usage", ())
+    crawl_delay, request_rates = max(delays, default=None), _bounded(tuple(rates))
+    offsets: dict[float | RequestRate, int] = {}
+    if crawl_delay is not None:
+        offsets[crawl_delay] = delays[crawl_delay]
     return Directives(
-        crawl_delay=max((delay for delay in delays if delay is not None), default=None),
-        request_rates=_bounded(tuple(dict.fromkeys(rate for rate in rates if rate))),
-        visit_times=tuple(dict.fromkeys(window for window in windows if window))[:_MAX_VALUES],
-        comments=tuple(map(to_unicode, values["comment"])),
-        signal=signals.combine(map(signals.parse_content_signal, values["content-signal"]), "no"),
-        usage=values["content-usage"],
+        crawl_delay=crawl_delay,
+        request_rates=request_rates,
+        visit_times=tuple(windows)[:_MAX_VALUES],
+        comments=tuple([to_unicode(value) for value, _ in lines.get("comment", ())]),
+        signal=signals.combine([signals.parse_content_signal(value) for value, _ in signal], "no"),
+        usage=[value for value, _ in usage],
+        offsets=offsets | {rate: rates[rate] for rate in request_rates if rate in rates},
     )
+
+
+def _first_lines(
+    parse: Callable[[str], _Parsed | None], lines: Sequence[FieldLine]
+) -> dict[_Parsed, int]:
+    """Return each result of parsing a value, with the offset of the first line that has it."""
+    found: dict[_Parsed, int] = {}
+    parse = cache(parse)  # a file may hold 30,000 equal lines
+    for value, offset in lines:
+        parsed = parse(value)
+        if parsed is not None:
+            found.setdefault(parsed, offset)
+    return found
 
 
 def _bounded(rates: tuple[RequestRate, ...]) -> tuple[RequestRate, ...]:
@@ -240,7 +258,7 @@ def _bounded(rates: tuple[RequestRate, ...]) -> tuple[RequestRate, ...]:
     return (RequestRate(slowest.documents, slowest.seconds),)
 
 
-NO_DIRECTIVES = read_directives(dict.fromkeys(FIELDS, ()))
+NO_DIRECTIVES = read_directives({})
 """The directives of a text without such lines."""
 
 
@@ -274,31 +292,3 @@ class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
 
     seconds: float | None = None
     source: str = "robots.txt gives no rate"
-
-
-def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
-    """Describe an interval by the first Crawl-delay line in the spans with that value.
-
-    >>> by_crawl_delay("user-agent: *\\ncrawl-delay: 10", ((0, 29),), 10.0)
-    'crawl-delay 10 s from robots.txt line 2'
-    """
-    line = _where(text, spans, "crawl-delay", lambda value: parse_crawl_delay(value) == seconds)
-    return f"crawl-delay {seconds:.10g} s from robots.txt{line}"
-
-
-def by_request_rate(text: str, spans: Spans, rate: RequestRate) -> str:
-    """Describe an interval by the first Request-rate line in the spans with that rate."""
-    line = _where(text, spans, "request-rate", lambda value: parse_request_rate(value) == rate)
-    return f"request-rate {rate}, that is {rate.interval:.10g} s, from robots.txt{line}"
-
-
-def by_rule_of_thumb(seconds: float) -> str:
-    """Describe an interval of the 2.0 draft for a text without a rate (V2-31)."""
-    return f"rule of thumb {seconds:.10g} s: robots.txt of the 2.0 draft gives no rate"
-
-
-def _where(text: str, spans: Spans, field: str, wanted: Callable[[str], bool]) -> str:
-    for offset, value in islice(lines_of(text, spans, field), _MAX_SEARCHED_LINES):
-        if wanted(value):
-            return f" line {text.count(chr(10), 0, offset) + 1}"
-    return ""

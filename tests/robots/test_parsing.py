@@ -335,7 +335,7 @@ def test_a_value_of_any_length_is_read_octet_by_octet(length: int, value: str) -
         form = {"%": "%25", "$": "%24", "%2f": "%2F", "%%7e": "%25~", "\xe9": "%C3%A9"}
         normal = f"/{before}{form.get(value, value) * (length // len(value))}~z"
         assert patterns.rfc_pattern(to_octets(written)) == normal
-        assert patterns.rfc_patterns(to_octets(f"{written}\n{written}$")) == f"{normal}\n{normal}$"
+        assert patterns.rfc_pattern(to_octets(f"{written}\n{written}$")) == f"{normal}\n{normal}$"
 
 
 @pytest.mark.parametrize("length", [65_535, 65_536, 65_537])
