@@ -9,11 +9,11 @@ rel="license" (SIG-15). In a page: meta elements such as `<meta name="robots" co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from typing import TypeVar
+from itertools import chain
 
 import msgspec
 
@@ -31,7 +31,8 @@ from gatekeeper.robots.signals import (
     payment_asked,
 )
 
-_Value = TypeVar("_Value")
+_Rules = Iterator[tuple[str, str]]
+"""Rules of a page: their names in lower case, and their arguments, or empty texts."""
 
 _ARGUMENTS = frozenset(
     {"unavailable_after", "max-image-preview", "max-snippet", "max-video-preview"}
@@ -40,7 +41,6 @@ _PREVIEWS = ("none", "standard", "large")
 _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
 _COUNT = re.compile(r"-1\Z|[0-9]{1,9}\Z")
-_AGENT = re.compile(r"[^\s,;:=]+\Z")
 _UNLIMITED = -1
 _LONGEST_PRICE = 100
 
@@ -146,13 +146,14 @@ def page_signals(
     challenges = parse_challenges(field_values(headers, "WWW-Authenticate"))
     price = field_values(headers, "Crawler-Price")
     return PageSignals(
-        content_usage=parse_content_usage_header(field_values(headers, "Content-Usage")),
+        # Several fields form one Dictionary (SIG-03, RFC 9651).
+        content_usage=parse_preferences(_joined(field_values(headers, "Content-Usage"))),
         rules=_strictest(
-            [
-                parse_x_robots_tag(field_values(headers, "X-Robots-Tag"), agent),
-                parse_robots_tag(field_values(headers, "Robots-Tag"), agent),
-                parse_meta_robots(html, agent),
-            ]
+            chain(
+                _header_rules(field_values(headers, "X-Robots-Tag"), agent),
+                _tag_rules(field_values(headers, "Robots-Tag"), agent),
+                _meta_rules(html, agent),
+            )
         ),
         tdm_reserved=parse_tdm_reservation(field_values(headers, "tdm-reservation")),
         tdm_policy=absolute_url(policy[0].strip()) if len(policy) == 1 else None,
@@ -174,46 +175,32 @@ def html_in(content_type: str | None, body: bytes) -> bytes:
     return body[:MAX_HTML] if kind in {"text/html", "application/xhtml+xml"} else b""
 
 
-def parse_content_usage_header(values: Iterable[str]) -> dict[str, str]:
-    """Return the preferences of a response. Several fields form one Dictionary (SIG-03, RFC
-    9651)."""
-    return parse_preferences(_joined(values))
-
-
-def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
-    """Return the rules for `agent` and for all agents (SIG-20).
-
-    >>> parse_x_robots_tag(["otherbot: noindex", "unavailable_after: 25 Jun 2027 15:00 GMT"],
-    ...                    "bot").names
-    frozenset()
-    """
-    rules: list[PageRules] = []
+def _header_rules(values: Iterable[str], agent: str) -> _Rules:
+    """Yield the rules of X-Robots-Tag for `agent` and for all agents (SIG-20)."""
     for value in values:
         concerned = True  # each field line applies to all agents until it names one
-        for name, argument in _iter_x_robots_rules(value[:MAX_FIELD]):
-            if name is None:
-                concerned = argument.lower() in {"*", agent.lower()}
-            elif concerned:
-                rules.append(_parse_page_rule(name, argument))
-    return _strictest(rules)
+        parts = iter(value[:MAX_FIELD].split(","))
+        for part in parts:
+            head, colon, rest = part.partition(":")
+            name = head.strip().lower()
+            # `otherbot: noindex` and `unavailable_after: ...` both have a colon. The names of rules
+            # with an argument are known; any other word before a colon is the name of an agent.
+            if colon and name not in _ARGUMENTS:
+                concerned = name in {"*", agent.lower()}
+                head, _, rest = rest.partition(":")
+                name = head.strip().lower()
+            argument = _argument(name, rest, parts)
+            if concerned:
+                yield name, argument
 
 
-def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
-    """Return the rules of a Robots-Tag: its members `*` and the agent's own combined (SIG-21).
-
-    >>> sorted(parse_robots_tag(["*;nosnippet, ExampleBot;noindex"], "examplebot").names)
-    ['noindex', 'nosnippet']
-    """
-    rules: list[PageRules] = []
+def _tag_rules(values: Iterable[str], agent: str) -> _Rules:
+    """Yield the rules of a Robots-Tag, of its members `*` and the agent's own (SIG-21)."""
     for token, params in members(LIST_MEMBER, _joined(values)) or ():
         if token.lower() in {"*", agent.lower()}:
-            arguments = dict(members(PARAM, params) or ())
-            rules += [
-                _parse_page_rule(name, _argument_of(value))
-                for name, value in arguments.items()
-                if value != "?0"
-            ]
-    return _strictest(rules)
+            for name, value in dict(members(PARAM, params) or ()).items():
+                if value != "?0":
+                    yield name, _argument_of(value)
 
 
 def _argument_of(value: str) -> str:
@@ -226,26 +213,17 @@ def _argument_of(value: str) -> str:
     return "" if value == "?1" else value
 
 
-def parse_meta_robots(html: bytes | str, agent: str) -> PageRules:
-    """Return the rules of a page's meta elements for `agent` and for all agents (SIG-20).
-
-    >>> rules = parse_meta_robots('<meta name="bot" content="none, max-snippet:5">', "bot")
-    >>> sorted(rules.names), rules.max_snippet
-    (['nofollow', 'noindex'], 5)
-    """
-    if not html:
-        return PageRules()
-    rules: list[PageRules] = []
-    for content in meta_contents(html, {"robots", agent.lower()}):
+def _meta_rules(html: bytes | str, agent: str) -> _Rules:
+    """Yield the rules of a page's meta elements for `agent` and for all agents (SIG-20)."""
+    for content in meta_contents(html, {"robots", agent.lower()}) if html else ():
         parts = iter(content.split(","))
         for part in parts:
             head, colon, rest = part.partition(":")
             if colon:
                 name = head.strip().lower()
-                rules.append(_parse_page_rule(name, _argument(name, rest, parts)))
+                yield name, _argument(name, rest, parts)
             else:  # some authors leave the commas out
-                rules += [_parse_page_rule(word.lower(), "") for word in part.split()]
-    return _strictest(rules)
+                yield from [(word.lower(), "") for word in part.split()]
 
 
 def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
@@ -282,22 +260,6 @@ def _resolve(reference: str, base: str | None) -> str | None:
         return None
 
 
-def _iter_x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
-    """Yield (name, argument) for each rule, and (None, agent) where the rules for another agent
-    begin."""
-    parts = iter(value.split(","))
-    for part in parts:
-        head, colon, rest = part.partition(":")
-        name = head.strip().lower()
-        # `otherbot: noindex` and `unavailable_after: ...` both have a colon. The names of rules
-        # with an argument are known; any other word before a colon is the name of an agent.
-        if colon and name not in _ARGUMENTS:
-            yield None, name if _AGENT.match(name) else ""
-            head, _, rest = rest.partition(":")
-            name = head.strip().lower()
-        yield name, _argument(name, rest, parts)
-
-
 def _argument(name: str, rest: str, parts: Iterator[str]) -> str:
     """Return the argument of a rule; a date such as `Fri, 25 Jun 2027` takes the next part, too."""
     argument = rest.strip()
@@ -306,67 +268,48 @@ def _argument(name: str, rest: str, parts: Iterator[str]) -> str:
     return argument
 
 
-def _parse_page_rule(name: str, argument: str) -> PageRules:
-    if name == "none":
-        return PageRules(names=frozenset({"noindex", "nofollow"}))
-    if name == "unavailable_after":
-        return PageRules(unavailable_after=_parse_date(argument))
-    if name == "max-image-preview":
-        size = argument.lower()
-        return PageRules(max_image_preview=size if size in _PREVIEWS else None)
-    if name in {"max-snippet", "max-video-preview"}:
-        count = int(argument) if _COUNT.match(argument) else None
-        if name == "max-snippet":
-            return PageRules(max_snippet=count)
-        return PageRules(max_video_preview=count)
-    if name == "all" or argument or not _NAME.match(name):
-        return PageRules()
-    return PageRules(names=frozenset({name}))
-
-
-_NO_RULES = PageRules()
-
-
-def _strictest(rules: Sequence[PageRules]) -> PageRules:
-    rules = [each for each in rules if each != _NO_RULES]
-    if len(rules) < 2:  # as for nearly every page
-        return rules[0] if rules else _NO_RULES
-    previews = _PREVIEWS.index
+def _strictest(rules: _Rules) -> PageRules:
+    names: set[str] = set()
+    counts: dict[str, list[int]] = {"max-snippet": [], "max-video-preview": []}
+    previews: list[str] = []
+    moments: list[datetime] = []
+    for name, argument in rules:
+        if name == "none":
+            names |= {"noindex", "nofollow"}
+        elif name in counts:
+            if _COUNT.match(argument):
+                counts[name].append(int(argument))
+        elif name == "max-image-preview":
+            if argument.lower() in _PREVIEWS:
+                previews.append(argument.lower())
+        elif name == "unavailable_after":
+            moments += _parse_date(argument)
+        elif name != "all" and not argument and _NAME.match(name):
+            names.add(name)
+    snippet, video = (min(each, key=_as_limit, default=None) for each in counts.values())
     return PageRules(
-        names=frozenset().union(*[each.names for each in rules]),
-        max_snippet=_smallest([each.max_snippet for each in rules], _as_limit),
-        max_image_preview=_smallest([each.max_image_preview for each in rules], previews),
-        max_video_preview=_smallest([each.max_video_preview for each in rules], _as_limit),
-        unavailable_after=_smallest([each.unavailable_after for each in rules], datetime.timestamp),
+        names=frozenset(names),
+        max_snippet=snippet,
+        max_image_preview=min(previews, key=_PREVIEWS.index, default=None),
+        max_video_preview=video,
+        unavailable_after=min(moments, default=None),
     )
-
-
-def _smallest(values: Iterable[_Value | None], key: Callable[[_Value], float]) -> _Value | None:
-    return min((value for value in values if value is not None), key=key, default=None)
 
 
 def _as_limit(count: int) -> float:
     return float("inf") if count == _UNLIMITED else count
 
 
-def _parse_date(text: str) -> datetime | None:
-    """Parse a date of RFC 822, RFC 850 or ISO 8601, or return None. A date without a time zone is
-    UTC."""
+def _parse_date(text: str) -> list[datetime]:
+    """Return the moment of a date of RFC 822, RFC 850 or ISO 8601; none for other text. A date
+    without a time zone is UTC."""
     from email.utils import parsedate_to_datetime  # noqa: PLC0415 - slow import, rarely used
 
-    moment: datetime | None = None
     for read in (datetime.fromisoformat, parsedate_to_datetime):
-        try:
+        with suppress(ValueError, TypeError, IndexError, OverflowError):
             moment = read(text)
-            break
-        except (ValueError, TypeError, IndexError, OverflowError):
-            continue
-    if moment is None:
-        return None
-    try:
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except OverflowError:
-        return None
+            return [moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)]
+    return []
 
 
 def _joined(values: Iterable[str]) -> str:

@@ -19,12 +19,8 @@ from gatekeeper.page_rules import (
     PageRules,
     PageSignals,
     page_signals,
-    parse_content_usage_header,
     parse_license_links,
-    parse_meta_robots,
-    parse_robots_tag,
     parse_tdm_reservation,
-    parse_x_robots_tag,
 )
 from gatekeeper.robots.signals import (
     CleanParam,
@@ -36,6 +32,12 @@ from gatekeeper.robots.signals import (
     parse_preferences,
     split_content_usage,
 )
+
+
+def signals_of(name: str, values: list[str], agent: str = "bot") -> PageSignals:
+    """The signals of a response with this header field, a line for each value."""
+    return page_signals(CIMultiDict([(name, value) for value in values]), agent)
+
 
 # --- Content-Usage ---------------------------------------------------------------------
 
@@ -86,11 +88,11 @@ def test_of_several_sources_disallow_beats_allow_beats_unknown() -> None:
 
 
 def test_several_header_fields_are_one_dictionary() -> None:
-    assert parse_content_usage_header(["train-ai=y", "search=n, train-ai=n"]) == {
+    assert signals_of("Content-Usage", ["train-ai=y", "search=n, train-ai=n"]).content_usage == {
         "train-ai": "n",
         "search": "n",
     }
-    assert parse_content_usage_header(["train-ai=n", "Search=y"]) == {}
+    assert signals_of("Content-Usage", ["train-ai=n", "Search=y"]).content_usage == {}
 
 
 # --- Content-Signal --------------------------------------------------------------------
@@ -216,16 +218,16 @@ JUNE = datetime(2027, 6, 25, 15, tzinfo=UTC)
 def test_x_robots_tag_values_give_the_rules_for_the_agent(
     values: list[str], rules: PageRules
 ) -> None:
-    assert parse_x_robots_tag(values, "bot") == rules
+    assert signals_of("X-Robots-Tag", values).rules == rules
 
 
 def test_of_two_unavailable_after_dates_the_earlier_counts() -> None:
     values = ["unavailable_after: 2028-01-01", "unavailable_after: 2027-06-25T15:00:00Z"]
-    assert parse_x_robots_tag(values, "bot").unavailable_after == JUNE
+    assert signals_of("X-Robots-Tag", values).rules.unavailable_after == JUNE
 
 
 def test_moments_are_in_utc() -> None:
-    rules = parse_x_robots_tag(["unavailable_after: 2027-06-25T17:00:00+02:00"], "bot")
+    rules = signals_of("X-Robots-Tag", ["unavailable_after: 2027-06-25T17:00:00+02:00"]).rules
     assert rules.unavailable_after is not None
     assert rules.unavailable_after.tzinfo is UTC
     assert rules.unavailable_after == datetime(2027, 6, 25, 17, tzinfo=timezone(timedelta(hours=2)))
@@ -246,11 +248,11 @@ def test_moments_are_in_utc() -> None:
 def test_an_x_robots_tag_unites_rules_for_all_and_for_the_agent(
     values: list[str], names: set[str]
 ) -> None:
-    assert parse_robots_tag(values, "ExampleBot").names == names
+    assert signals_of("Robots-Tag", values, "ExampleBot").rules.names == names
 
 
 def test_rules_answer_the_two_common_questions() -> None:
-    rules = parse_x_robots_tag(["none"], "bot")
+    rules = signals_of("X-Robots-Tag", ["none"]).rules
     assert (rules.index, rules.follow) == (False, False)
     assert (PageRules().index, PageRules().follow) == (True, True)
 
@@ -259,7 +261,7 @@ def test_rules_answer_the_two_common_questions() -> None:
 
 
 def names_in(html: bytes | str) -> set[str]:
-    return set(parse_meta_robots(html, "ExampleBot").names)
+    return set(page_signals({}, "ExampleBot", html).rules.names)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_meta_robots_with_values() -> None:
         '<meta name="bot" content="max-snippet:20, max-video-preview:-1">'
         '<meta name="robots" content="unavailable_after: Fri, 25 Jun 2027 15:00:00 GMT, noai">'
     )
-    assert parse_meta_robots(html, "bot") == PageRules(
+    assert page_signals({}, "bot", html).rules == PageRules(
         names=frozenset({"noai"}),
         max_snippet=20,
         max_image_preview="large",
@@ -346,7 +348,7 @@ def test_the_cost_of_a_page_is_linear(piece: str, other: str) -> None:
     """The worst pieces take a tenth of a second; in quadratic time 64 KiB would take minutes."""
     body = ((piece + other) * 65_536)[:65_500]
     began = time.process_time()
-    parse_meta_robots(body + "<meta name=robots>", "bot")
+    page_signals({}, "bot", body + "<meta name=robots>")
     assert time.process_time() - began < 5
 
 

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.page_rules import PageRules, parse_robots_tag
+from gatekeeper.page_rules import PageRules, page_signals
 from gatekeeper.robots.signals import usage_labels
 from tests.effort import processor_time
 
 NOINDEX = PageRules(names=frozenset({"noindex"}))
+
+
+def rules_of(robots_tag: str) -> PageRules:
+    return page_signals({"Robots-Tag": robots_tag}, "bot").rules
 
 
 @pytest.mark.parametrize(
@@ -26,7 +30,7 @@ NOINDEX = PageRules(names=frozenset({"noindex"}))
 def test_a_value_of_any_type_is_read(value: str) -> None:
     answer = "y" if value[0] == "y" else ""
     assert usage_labels(f"a={value}, b=n") == {"a": answer, "b": "n"}
-    assert parse_robots_tag([f"{value}, *;noindex"], "bot") == NOINDEX
+    assert rules_of(f"{value}, *;noindex") == NOINDEX
 
 
 def test_a_dictionary_keeps_the_last_of_a_key() -> None:
@@ -49,13 +53,13 @@ def test_a_dictionary_keeps_the_last_of_a_key() -> None:
     ],
 )
 def test_a_robots_tag_has_rules_as_parameters(params: str, rules: PageRules) -> None:
-    assert parse_robots_tag([f"bot; {params}"], "bot") == rules
+    assert rules_of(f"bot; {params}") == rules
 
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_field_is_an_empty_list_or_dictionary(text: str) -> None:
     assert usage_labels(text) == {}
-    assert parse_robots_tag([text], "bot") == PageRules()
+    assert rules_of(text) == PageRules()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_an_empty_field_is_an_empty_list_or_dictionary(text: str) -> None:
 )
 def test_a_broken_member_breaks_the_whole_field(text: str) -> None:
     assert usage_labels(f"b=n, a={text}") is None
-    assert parse_robots_tag([f"*;noindex, {text}"], "bot") == PageRules()
+    assert rules_of(f"*;noindex, {text}") == PageRules()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_a_broken_dictionary_is_none(text: str) -> None:
 @given(st.text(alphabet='aB*1-.;=,"\\:?@%() \tü', max_size=40))
 def test_no_text_raises(text: str) -> None:
     usage_labels(text)
-    parse_robots_tag([f"{text};noindex"], "bot")
+    rules_of(f"{text};noindex")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,6 @@ def test_the_cost_of_reading_a_field_is_linear(text: str) -> None:
     def read() -> None:
         usage_labels(text)
         usage_labels(f"a={text}")
-        parse_robots_tag([text[:60_000]], "bot")
+        rules_of(text[:60_000])
 
     assert processor_time(read, 1.0) < 1.0
