@@ -253,9 +253,7 @@ def parse_license_links(values: Iterable[str], *, url: str | None = None) -> tup
 
 def _resolve(reference: str, base: str | None) -> str | None:
     try:
-        if base is None:
-            return absolute_url(reference)
-        return urls.join(urls.parse(base), reference).url
+        return urls.join(urls.parse(base), reference).url if base else absolute_url(reference)
     except InvalidURL:
         return None
 

@@ -256,7 +256,8 @@ class _Walker:
                     body.seek(0)
                     for found in read_sitemap(iter(partial(body.read, _PIECE), b""), report, base):
                         for listed in found:
-                            if self._since is not None and listed.before(self._since):
+                            modified = listed.modified
+                            if self._since and modified and modified.end < self._since:
                                 continue
                             if listed.is_file:
                                 if level >= MAX_LEVELS:
@@ -264,7 +265,7 @@ class _Walker:
                                 elif self._is_new(listed.url, report):
                                     inner.append(listed.url)
                                 continue
-                            yield SitemapEntry(listed.url, listed.lastmod, url)
+                            yield SitemapEntry(listed.url, modified and modified.start, url)
                             given += 1
                             if given == self._most:
                                 return
@@ -413,15 +414,6 @@ class Listed(NamedTuple):
     modified: Modified | None
     is_file: bool
 
-    @property
-    def lastmod(self) -> datetime | None:
-        """See `SitemapEntry.lastmod`."""
-        return None if self.modified is None else self.modified.start
-
-    def before(self, moment: datetime) -> bool:
-        """Return True if it was certainly not modified since."""
-        return self.modified is not None and self.modified.end < moment
-
 
 class _Enough(Exception):
     """The file is read no further: code, message and line of the finding."""
@@ -439,10 +431,11 @@ def read_sitemap(
     parser: _Xml | _Lines | None = None
     try:
         for text in _texts(_inflated(pieces, report)):
-            if parser is None and text:
-                parser = _Xml(listing) if text.startswith("<") else _Lines(listing)
+            start = text.lstrip("\ufeff \t\r\n") if parser is None else text
+            if parser is None and start:
+                parser = _Xml(listing) if start.startswith("<") else _Lines(listing)
             if parser is not None:
-                parser.feed(text)
+                parser.feed(start)
             yield listing.drain()
         if parser is not None and report.told.isdisjoint(_CUT):
             parser.close()
@@ -498,21 +491,17 @@ _ENCODINGS = re.compile(
 
 
 def _texts(pieces: Iterator[bytes]) -> Iterator[str]:
-    """Yield the text, without the blanks before it. What can't be decoded is U+FFFD."""
-    first, decoder, begun = b"", None, False
-    for piece in chain(pieces, [None]):
-        octets = piece or b""
-        if decoder is None:
-            octets = first = first + octets
-            if piece is not None and len(first) < _SNIFFED:
-                yield ""
-                continue
-            decoder = codecs.getincrementaldecoder(_encoding(first))("replace")
-        text = decoder.decode(octets, piece is None)
-        if not begun:
-            text = text.lstrip("\ufeff \t\r\n")
-            begun = bool(text)
-        yield text
+    """Yield the text. What can't be decoded is U+FFFD."""
+    first = b""
+    for piece in pieces:
+        first += piece
+        if len(first) >= _SNIFFED:
+            break
+        yield ""
+    decoder = codecs.getincrementaldecoder(_encoding(first))("replace")
+    for piece in chain([first], pieces):
+        yield decoder.decode(piece)
+    yield decoder.decode(b"", True)
 
 
 def _encoding(first: bytes) -> str:
@@ -541,6 +530,9 @@ class _Listing:
     def __init__(self, report: Reporter, base: str | None) -> None:
         self.report = report
         self.count: int = 0
+        """Entries, those with an invalid URL included."""
+        self.empty: bool = True
+        """Whether there was no entry with a valid URL."""
         self._base: urls.Target | None = None
         with suppress(InvalidURL):  # what aiohttp can request, `urls` may refuse
             self._base = None if base is None else urls.parse(base)
@@ -559,8 +551,8 @@ class _Listing:
         is_file: bool = False,
         line: int,
         relative: bool = False,
-    ) -> bool:
-        """Add an entry. Return False if its URL is none; raises _Enough if there are too many.
+    ) -> None:
+        """Add an entry, if its URL is one. Raises _Enough if there are too many.
 
         `relative`: the URL may be relative to that of the file, against sitemaps.org.
         """
@@ -575,13 +567,13 @@ class _Listing:
                 urls.split(url)
         except InvalidURL as error:
             self.report("invalid-url", f"not the URL of a page: {error}", line=line)
-            return False
+            return
         modified = parse_modified(lastmod) if lastmod else None
         if lastmod and modified is None:
             shown = urls.printable(lastmod, _MAX_DATE)
             self.report("invalid-lastmod", f"not a date of W3C or RFC 822: {shown}", line=line)
         self._found.append(Listed(url, modified, is_file))
-        return True
+        self.empty = False
 
 
 class _Lines:
@@ -591,7 +583,6 @@ class _Lines:
         self._listing = listing
         self._rest = ""
         self._line = 0
-        self._any = False
 
     def feed(self, text: str) -> None:
         """Read the next piece."""
@@ -601,12 +592,12 @@ class _Lines:
             self._line += 1
             url = line.strip()
             if url and not url.startswith("#"):
-                self._any |= self._listing.add(url, line=self._line)
+                self._listing.add(url, line=self._line)
 
     def close(self) -> None:
         """Read the last line."""
         self.feed("\n")
-        if not self._any:
+        if self._listing.empty:
             raise _Enough("not-a-sitemap", "neither XML nor a list of URLs", 0)
 
 
@@ -699,7 +690,9 @@ class _Xml:
         if name in _ITEMS and parent in _PARENTS:
             self._url, self._date, self._rank = "", "", 0
         elif field == ("entry", "link"):
-            self._follow(dict(zip(attributes[::2], attributes[1::2], strict=True)))
+            link = dict(zip(attributes[::2], attributes[1::2], strict=True))
+            if link.get("rel", "alternate") == "alternate" and not self._url:
+                self._url = link.get("href", "")
         elif field in _URLS or field in _DATES:
             self._field, self._text, self._text_size = len(path), [], 0
             self._parser.CharacterDataHandler = self._characters
@@ -711,10 +704,6 @@ class _Xml:
                 self._names_size += len(one)
                 if self._names_size > _MAX_NAMES:
                     self._stop("too-large", "too many names of elements and attributes")
-
-    def _follow(self, attributes: dict[str, str]) -> None:
-        if attributes.get("rel", "alternate") == "alternate" and not self._url:
-            self._url = attributes.get("href", "")
 
     def _characters(self, text: str) -> None:
         room = urls.MAX_URL + 1 - self._text_size  # what is cut is too long for a URL
@@ -739,7 +728,7 @@ class _Xml:
 
 
 _W3C = re.compile(
-    r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[Tt ]+(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,12}))?)?"
+    r"(\d{4})(?:(-\d\d)(?:(-\d\d)(?:[Tt ]+(\d\d:\d\d)(?:(:\d\d)([.,]\d{1,12})?)?"
     r" ?([Zz]|[+-]\d\d:?\d\d)?)?)?)?",
     re.ASCII,
 )
@@ -756,43 +745,25 @@ def parse_modified(text: str) -> Modified | None:
     try:
         if (found := _W3C.fullmatch(text)) is not None:
             return _w3c_date(found)
-        moment = parsedate_to_datetime(text[: _MAX_DATE + 1]) if len(text) <= _MAX_DATE else None
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    if moment is None:
-        return None
-    try:
+        if len(text) > _MAX_DATE:
+            return None
+        moment = parsedate_to_datetime(text)
         moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-    except OverflowError:
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return Modified(moment, moment)
 
 
 def _w3c_date(found: re.Match[str]) -> Modified:
     """Raises ValueError or OverflowError for a date that no calendar has."""
-    year, month, day, hour, minute, second, fraction, zone = found.groups()
-    start = datetime(
-        int(year),
-        int(month or 1),
-        int(day or 1),
-        int(hour or 0),
-        int(minute or 0),
-        min(59, int(second or 0)),  # a leap second
-        int((fraction or "0")[:6].ljust(6, "0")),
-        tzinfo=UTC,
-    )
+    year, month, day, minute, second, fraction, zone = found.groups()
+    written = f"{year}{month or '-01'}{day or '-01'}T{minute or '00:00'}"
+    written += (second or ":00").replace(":60", ":59") + (fraction or "")  # a leap second
+    start = datetime.fromisoformat(written + (zone or "Z").upper()).astimezone(UTC)
     if month is None:
         end = start.replace(year=start.year + 1)
     elif day is None:
         end = (start + timedelta(days=31)).replace(day=1)
     else:
-        end = start + (timedelta(days=1) if hour is None else timedelta(minutes=second is None))
-    if zone is None:
-        return Modified(start, end + _ZONES)
-    if zone not in "Zz":
-        ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        if ahead >= timedelta(days=1):
-            raise ValueError("no such time zone")
-        ahead = -ahead if zone[0] == "-" else ahead
-        start, end = start - ahead, end - ahead
-    return Modified(start, end)
+        end = start + (timedelta(days=1) if minute is None else timedelta(minutes=second is None))
+    return Modified(start, end if zone else end + _ZONES)
