@@ -183,10 +183,8 @@ def parse_http_date(value: str, now: float) -> float | None:
     year: a year more than fifty years in the future is taken to be in the past.
     """
     value = value.strip(" \t")
-    for pattern in _DATES:
-        if match := pattern.fullmatch(value):
-            break
-    else:
+    match = next(filter(None, [pattern.fullmatch(value) for pattern in _DATES]), None)
+    if match is None:
         return None
     month = _MONTHS.get(match["month"].lower())
     year = int(match["year"])

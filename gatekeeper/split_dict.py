@@ -94,13 +94,8 @@ class SplitDict(MutableMapping[K, V]):
 
     def replace(self, key: K, value: V) -> V | None:
         """Insert an entry as the newest of its part. Return the key's previous value, or None."""
-        part = self.table[hash(key) & MASK]
-        old = part.pop(key, None)
-        part[key] = value
-        if old is None:
-            self.size += 1
-            if len(part) > PART_LIMIT:
-                self._split(part, hash(key) & MASK)
+        old = self.discard(key)
+        self[key] = value
         return old
 
     def discard(self, key: K) -> V | None:

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gatekeeper.errors import InvalidURL
 
@@ -117,9 +118,7 @@ def parse(raw: str) -> Target:
     if found is None:
         return _parse_whole(raw)
     place, path = found
-    return Target(
-        scheme=place.scheme, host=place.host, port=place.port, origin=place.origin, path=path
-    )
+    return replace(place, path=path)
 
 
 def _parse_whole(raw: str) -> Target:
@@ -139,7 +138,7 @@ def _parse_whole(raw: str) -> Target:
     written = raw[: raw.find("/", 8) + 1]
     # Only an authority that ends at this slash and contains no credentials may be reused.
     if _WHOLE_AUTHORITY.match(written):
-        _remember(written, _Authority(target.origin, target.scheme, host, port))
+        _remember(written, replace(target, path="/"))
     return target
 
 
@@ -287,26 +286,18 @@ def host_of(origin: str) -> str:
     return hostport.partition(":")[0]
 
 
-class _Authority(msgspec.Struct, frozen=True, gc=False):
-    """An origin and its parts: see `Target`."""
-
-    origin: str
-    scheme: str
-    host: str
-    port: int
-
-
-# Authorities that were parsed, as written: `HTTPS://Example.com/` -> its origin. The oldest are
+# Targets of the authorities that were parsed, as written: `HTTPS://Example.com/`. The oldest are
 # evicted when the cache is full, at a cost of one parse per authority. Evicting the least recently
 # used would need a write for every question. The garbage collector has to traverse none of the
 # entries.
-_seen: dict[str, _Authority] = {}
+_seen: dict[str, Target] = {}
 is_known_authority: Callable[[object], bool] = _seen.__contains__
 """Whether a text from the scheme to the slash after the authority is one that was parsed."""
 
 
-def _parse_plain(raw: str) -> tuple[_Authority, str] | None:
-    """Return authority and path, or None for text that only `_parse_whole` can handle."""
+def _parse_plain(raw: str) -> tuple[Target, str] | None:
+    """Return a target with the authority, and the path; None for text that only `_parse_whole` can
+    handle."""
     try:
         end = raw.find("/", 8)  # 8: after `http://a` and `https://`
     except (AttributeError, TypeError):
@@ -319,7 +310,7 @@ def _parse_plain(raw: str) -> tuple[_Authority, str] | None:
     return (place, path) if is_sent_as_written(path) else None
 
 
-def _parse_new_authority(written: str) -> _Authority | None:
+def _parse_new_authority(written: str) -> Target | None:
     """Parse an authority that was not seen before, including its slash, if its spelling is common.
 
     These are names of lower-case letters, digits, hyphens and underscores, and canonical dotted
@@ -332,10 +323,12 @@ def _parse_new_authority(written: str) -> _Authority | None:
     port = int(digits) if digits else _PORTS[scheme]
     if port > _MAX_PORT:
         return None
-    return _remember(written, _Authority(_origin_of(scheme, host, port), scheme, host, port))
+    origin = _origin_of(scheme, host, port)
+    place = Target(scheme=scheme, host=host, port=port, origin=origin, path="/")
+    return _remember(written, place)
 
 
-def _remember(written: str, place: _Authority) -> _Authority:
+def _remember(written: str, place: Target) -> Target:
     make_room(_seen, MAX_AUTHORITIES)
     _seen[written] = place
     return place

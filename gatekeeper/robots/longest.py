@@ -19,10 +19,12 @@ from gatekeeper.robots.patterns import (
     QUERY_ESCAPE,
     ROBOTS_TXT,
     CountedText,
-    PatternIndex,
+    PieceIndex,
     StepBudget,
     StepBudgetExceeded,
     are_normal,
+    counted_match,
+    index_keys,
     is_normal_path,
     query_form,
     rfc_path,
@@ -101,7 +103,7 @@ class LongestMatch:
         self._disallows = disallows
         """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
         self._prepared: _Prepared | None = None
-        self._index: PatternIndex | None = None
+        self._index: PieceIndex | None = None
         self._denied: tuple[str, ...] = ()
         """A path that starts with one of these is matched by a Disallow."""
         self._quick: list[tuple[str, str]] = []
@@ -245,15 +247,20 @@ class LongestMatch:
                         floor = entry
                         break
             return floor
-        # Patterns are looked up by their pieces.
-        index = self._index or self._build_index(patterns)
-        budget = StepBudget()
+        index, budget = self._index or self._build_index(patterns), StepBudget()
         for place, view in enumerate(views):
-            floor = index.best(CountedText(view, budget), floor, query=place > 0)
+            text = CountedText(view, budget)
+            for number in sorted(index.find_in(text)):
+                entry, _, pattern = patterns[number]
+                if entry <= floor:
+                    break
+                if (not place or "?" in pattern) and counted_match(pattern, text):
+                    floor = entry
+                    break
         return floor
 
-    def _build_index(self, patterns: list[_Pattern]) -> PatternIndex:
-        self._index = index = PatternIndex({pattern: entry for entry, _, pattern in patterns})
+    def _build_index(self, patterns: list[_Pattern]) -> PieceIndex:
+        self._index = index = PieceIndex(index_keys([pattern for _, _, pattern in patterns]))
         return index
 
     def _prepare(self) -> _Prepared:

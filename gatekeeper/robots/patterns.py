@@ -599,36 +599,6 @@ class PieceIndex:
         return found
 
 
-class PatternIndex:
-    """Many wildcard patterns, of which those with a literal piece that occurs in the path are tried
-    one by one.
-
-    Takes squeezed patterns in normal form that contain a star, each with its entry; the greater
-    entry is the better match. A pattern is indexed by its longest piece, or if many patterns share
-    that one, by the piece that the fewest share.
-    """
-
-    __slots__ = ("_entries", "_index", "_patterns")
-
-    def __init__(self, patterns: dict[str, int]) -> None:
-        self._patterns = sorted(patterns, key=patterns.__getitem__, reverse=True)
-        self._entries = [patterns[pattern] for pattern in self._patterns]
-        self._index = PieceIndex(_index_keys(self._patterns))
-
-    def best(self, text: CountedText, floor: int, *, query: bool = False) -> int:
-        """Return the entry of the best match if it is greater than `floor`, else `floor`. With
-        `query` only patterns with a `?` count. Raises StepBudgetExceeded."""
-        entries, patterns = self._entries, self._patterns
-        for number in sorted(self._index.find_in(text)):
-            if entries[number] <= floor:
-                break
-            if query and "?" not in patterns[number]:
-                continue
-            if _matches_pattern(patterns[number], text):
-                return entries[number]
-        return floor
-
-
 def _counted(parts: Iterable[Iterable[str]]) -> Counter[str]:
     """Count the texts in all parts, some at a time: a single `update` lets no other thread run."""
     counts, texts = Counter[str](), chain.from_iterable(parts)
@@ -637,9 +607,11 @@ def _counted(parts: Iterable[Iterable[str]]) -> Counter[str]:
     return counts
 
 
-def _index_keys(patterns: Sequence[str]) -> list[str]:
-    """Return the piece by which each pattern is indexed, without a final `$`; see
-    `PatternIndex`."""
+def index_keys(patterns: Sequence[str]) -> list[str]:
+    """Return a literal piece of each wildcard pattern, without a final `$`, by which to index it.
+
+    It is the longest piece, or if many patterns share that one, the piece that the fewest share.
+    """
     split_patterns = [pattern.split("*") for pattern in patterns]
     keys = [max(pieces, key=len) for pieces in split_patterns]
     counts = _counted([keys])
@@ -658,8 +630,9 @@ def _index_keys(patterns: Sequence[str]) -> list[str]:
     return [key[:-1] if key[-1:] == "$" else key for key in keys]
 
 
-def _matches_pattern(pattern: str, within: CountedText) -> bool:
-    """Match a pattern whose key occurs in the text (RFC 9309 section 2.2.3, RFC-28, RFC-29).
+def counted_match(pattern: str, within: CountedText) -> bool:
+    """Do what `wild_match` does, for a pattern with a star, and count the steps (RFC 9309 section
+    2.2.3, RFC-28, RFC-29).
 
     Each piece between two stars is searched for from the end of the previous piece. The leftmost
     match is always sufficient, so there is no backtracking.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from functools import cache
 from typing import NamedTuple, TypeVar
@@ -148,26 +148,21 @@ def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
     return min(_next_start(window.start, moment) for window in windows)
 
 
-def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | None:
+def rate_in_force(rates: Sequence[RequestRate], at: datetime) -> RequestRate | None:
     """Return the slowest rate whose window includes the moment, or else the slowest one without a
     window (the 2.0 draft, V2-28, V2-29).
 
     Return None if no rate applies. Raises ValueError for a naive datetime.
     """
     moment = _utc(at).time()
-    timed: list[RequestRate] = []
-    always: list[RequestRate] = []
-    for rate in rates:
-        if rate.window is None:
-            always.append(rate)
-        elif _includes(rate.window, moment):
-            timed.append(rate)
+    timed = [rate for rate in rates if rate.window and _includes(rate.window, moment)]
+    always = [rate for rate in rates if rate.window is None]
     return max(timed or always, key=lambda rate: rate.interval, default=None)
 
 
 def effective_interval(
     crawl_delay: float | None,
-    rates: Iterable[RequestRate],
+    rates: Sequence[RequestRate],
     *,
     rule_of_thumb: bool,
     at: datetime,
