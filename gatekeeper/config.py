@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import inspect
+from msgspec.structs import FieldInfo
 
 from gatekeeper import urls
 from gatekeeper.errors import ConfigError, InvalidURL
-from gatekeeper.http_fields import UtcTime, is_moment
+from gatekeeper.http_fields import UtcTime
 from gatekeeper.robots import product_token
 from gatekeeper.urls import not_text, printable, without_credentials
 
@@ -607,7 +608,7 @@ def _invalid_host(text: str, problem: str) -> ConfigError:
 
 _LIST_HINT = "`gatekeeper config show` lists all of them"
 _DATE = "a date with its zone (a duration would start again at each reload) as 2026-12-31T18:00:00Z"
-_Fields = Mapping[str, inspect.Field]
+_Fields = Mapping[str, FieldInfo]
 
 
 def first_mistake(struct: type[msgspec.Struct], settings: Mapping[str, Any]) -> str | None:
@@ -620,48 +621,49 @@ def first_mistake(struct: type[msgspec.Struct], settings: Mapping[str, Any]) -> 
     return next(_mistakes(settings_of(struct), settings), None)
 
 
-def explain_value(field: inspect.Field, value: object) -> str | None:
+def explain_value(field: FieldInfo, value: object) -> str | None:
     """Return what a field accepts and what was given, or None if the value is valid.
 
     `field` is one of `settings_of`.
     """
-    kind = _required_type(field.type)
-    if value is None and kind is not field.type:
-        return None
-    expected = _expected(kind, value, field.default)
-    return None if expected is None else f"{expected}, not {_format(value)}"
+    try:
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError:
+        return f"{_expected(field, value)}, not {_format(value)}"
+    return None
 
 
-def settings_of(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
-    """Return the fields of a table by name, with their types as msgspec sees them."""
-    return _fields_of(inspect.type_info(struct))
+def settings_of(struct: type[msgspec.Struct]) -> dict[str, FieldInfo]:
+    """Return the fields of a table by name."""
+    return {field.name: field for field in msgspec.structs.fields(struct)}
 
 
-def takes_list(field: inspect.Field) -> bool:
+def takes_list(field: FieldInfo) -> bool:
     """Return True if the value of a setting is a list."""
-    return isinstance(_required_type(field.type), inspect.VarTupleType)
+    return isinstance(_type_of(field), inspect.VarTupleType)
 
 
 def _mistakes(fields: _Fields, settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
-        kind = fields[name].type if name in fields else None
-        if kind is None:
+        field = fields.get(name)
+        known = {} if field is None else _settings_in(field)
+        if field is None:
             yield _unknown_at_top(fields, name, value)
-        elif isinstance(kind, inspect.StructType):
+        elif not known:
+            if (problem := explain_value(field, value)) is not None:
+                yield f"{name}: {problem}"
+        elif not takes_list(field):
             if isinstance(value, Mapping):
-                yield from _mistakes_in(value, _fields_of(kind), f"{name}.", fields)
+                yield from _mistakes_in(value, known, f"{name}.", fields)
             else:
                 yield f"{name}: a table, written as [{name}], not {_format(value)}"
-        elif (table := _repeated_table(kind)) is None:
-            if (problem := explain_value(fields[name], value)) is not None:
-                yield f"{name}: {problem}"
         elif not isinstance(value, list | tuple):
             yield f"{name}: any number of tables, each written as [[{name}]], not {_format(value)}"
         else:
             for number, entry in enumerate(value, start=1):
                 place = f"[[{name}]] number {number}: "
                 if isinstance(entry, Mapping):
-                    yield from _mistakes_in(entry, _fields_of(table), place, {})
+                    yield from _mistakes_in(entry, known, place, {})
                 else:
                     yield f"{place}a table, not {_format(entry)}"
 
@@ -684,8 +686,7 @@ def _unknown_at_top(fields: _Fields, name: str, value: object) -> str:
     if isinstance(value, Mapping) or (value and isinstance(value, list)):
         if (close := _closest(name, fields)) is None:
             return f"[{shown}]: no such section; {_LIST_HINT}"
-        tables = _repeated_table(fields[close].type) is not None
-        meant = f"[[{close}]]" if tables else f"[{close}]"
+        meant = f"[[{close}]]" if takes_list(fields[close]) else f"[{close}]"
         return f"[{shown}]: no such section; did you mean {meant}?"
     return f"{shown}: {_suggest(fields, fields, name)}"
 
@@ -695,7 +696,7 @@ def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
 
     `fields` are the top-level fields, whose sections may have a setting of this name.
     """
-    settings = [(one, top) for top, field in fields.items() for one in _fields_of(field.type)]
+    settings = [(one, top) for top, field in fields.items() for one in _settings_in(field)]
     if sections := [f"[{top}]" for one, top in settings if one == name]:
         return f"belongs in {' or '.join(sections)}"
     if name in fields:
@@ -706,77 +707,68 @@ def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
     return f"no such setting; {_LIST_HINT}"
 
 
-def _fields_of(kind: inspect.Type) -> dict[str, inspect.Field]:
-    fields = kind.fields if isinstance(kind, inspect.StructType) else ()
-    return {field.name: field for field in fields}
+def _settings_in(field: FieldInfo) -> dict[str, FieldInfo]:
+    """Return the fields of a section, or of a repeated table such as [[host]]; else none."""
+    kind = _type_of(field)
+    table = kind.item_type if isinstance(kind, inspect.VarTupleType) else kind
+    return settings_of(table.cls) if isinstance(table, inspect.StructType) else {}
 
 
-def _repeated_table(kind: inspect.Type) -> inspect.StructType | None:
-    """Return the struct of a repeated table such as [[host]]; None for any other type."""
-    if isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType):
-        return kind.item_type
-    return None
-
-
-def _required_type(kind: inspect.Type) -> inspect.Type:
+def _type_of(field: FieldInfo) -> inspect.Type:
     """Return the type of a setting without the None of one that may be left unset."""
+    kind = inspect.type_info(field.type)
     if isinstance(kind, inspect.UnionType):
         return next(one for one in kind.types if not isinstance(one, inspect.NoneType))
     return kind
 
 
-def _expected(kind: inspect.Type, value: object, default: object) -> str | None:
-    """Return what a setting of this type accepts, or None if the value is valid."""
-    unit = ""
+def _expected(field: FieldInfo, value: object) -> str:
+    """Return what a setting accepts, of which the value is not one."""
+    kind, unit = _type_of(field), ""
     if isinstance(kind, inspect.Metadata):
         unit = f" of {(kind.extra or {}).get('unit', '')}"
         kind = kind.type
     if isinstance(kind, inspect.FloatType | inspect.IntType):
-        return _expected_number(kind, value, default, unit)
+        return _expected_number(kind, value, field.default, unit)
     if isinstance(kind, inspect.BoolType):
-        return None if isinstance(value, bool) else "true or false"
+        return "true or false"
     if isinstance(kind, inspect.LiteralType):
-        return None if value in kind.values else _one_of(kind.values, default)
+        return _one_of(kind.values, field.default)
     if isinstance(kind, inspect.VarTupleType):
-        return _expected_list(kind, value)
+        return _expected_list(field, kind.item_type, value)
     if isinstance(kind, inspect.DateTimeType):
-        return None if is_moment(value) else _DATE
-    if not isinstance(value, str):
+        return _DATE
+    if not isinstance(kind, inspect.StrType) or not isinstance(value, str):
         return "a string in quotes"
-    if isinstance(kind, inspect.StrType) and kind.max_length and len(value) > kind.max_length:
+    if kind.max_length and len(value) > kind.max_length:
         return f"a string of at most {kind.max_length} characters"
-    empty = isinstance(kind, inspect.StrType) and kind.min_length and not value
-    return "a string that is not empty" if empty else None
+    return f"a string of the form {kind.pattern}" if kind.pattern else "a string that is not empty"
 
 
 def _expected_number(
     kind: inspect.FloatType | inspect.IntType, value: object, default: object, unit: str
-) -> str | None:
+) -> str:
     is_whole = isinstance(kind, inspect.IntType)
-    fits = isinstance(value, int) if is_whole else isinstance(value, int | float)
-    if not fits or isinstance(value, bool) or not isinstance(value, int | float):
-        example = default if isinstance(default, int | float) else 1 if is_whole else 2.0
-        return f"{'a whole number' if is_whole else 'a number'}{unit} such as {example}"
-    if kind.gt is not None and not value > kind.gt:
-        return f"more than {kind.gt:.15g}"
-    if kind.ge is not None and not value >= kind.ge:
-        return f"at least {kind.ge:.15g}"
-    if kind.le is not None and not value <= kind.le:
-        return f"at most {kind.le:.15g}"
-    return None
+    if isinstance(value, int if is_whole else int | float) and not isinstance(value, bool):
+        if kind.gt is not None and not value > kind.gt:
+            return f"more than {kind.gt:.15g}"
+        if kind.ge is not None and not value >= kind.ge:
+            return f"at least {kind.ge:.15g}"
+        if kind.le is not None and not value <= kind.le:
+            return f"at most {kind.le:.15g}"
+    example = default if isinstance(default, int | float) else 1 if is_whole else 2.0
+    return f"{'a whole number' if is_whole else 'a number'}{unit} such as {example}"
 
 
-def _expected_list(kind: inspect.VarTupleType, value: object) -> str | None:
+def _expected_list(field: FieldInfo, item: inspect.Type, value: object) -> str:
     example, items = '"127.0.0.1"', "strings in quotes"
-    if isinstance(kind.item_type, inspect.IntType):
-        example, items = "80", f"whole numbers from {kind.item_type.ge} to {kind.item_type.le}"
-    if not isinstance(value, list | tuple):
-        if _expected(kind.item_type, value, ...) is None:
-            example = f'"{printable(value, 60)}"' if isinstance(value, str) else str(value)
-        return f"a list, such as [{example}]"
-    if all(_expected(kind.item_type, item, ...) is None for item in value):
-        return None
-    return f"a list of {items}, such as [{example}]"
+    if isinstance(item, inspect.IntType):
+        example, items = "80", f"whole numbers from {item.ge} to {item.le}"
+    if isinstance(value, list | tuple):
+        return f"a list of {items}, such as [{example}]"
+    if explain_value(field, [value]) is None:
+        example = f'"{printable(value, 60)}"' if isinstance(value, str) else str(value)
+    return f"a list, such as [{example}]"
 
 
 def _one_of(values: Iterable[object], default: object) -> str:

@@ -214,19 +214,6 @@ _MAX_WALL: Final = 253402300799.0
 """Wall clock seconds of the first and last second that datetime can represent: years 1 and 9999."""
 
 
-def is_moment(value: object) -> bool:
-    """Return True for an aware datetime, or for the text of one in RFC 3339.
-
-    >>> is_moment("2026-12-31T18:00:00Z"), is_moment("2026-12-31T18:00:00"), is_moment(3600)
-    (True, False, False)
-    """
-    try:
-        msgspec.convert(value, UtcTime)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
 def utc(wall: float) -> datetime:
     """Convert wall clock seconds to an aware datetime, clamped to the years that datetime can
     represent.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import inspect
+from msgspec.structs import FieldInfo
 
 from gatekeeper import __version__
 from gatekeeper.config import (
@@ -264,6 +264,6 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _field(name: str) -> inspect.Field:
+def _field(name: str) -> FieldInfo:
     section, _, field = name.rpartition(".")
     return settings_of(_sections()[section] if section else Config)[field]
