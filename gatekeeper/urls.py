@@ -221,18 +221,13 @@ def sendable(url: URL) -> str:
         written = f"{url.scheme}://{url.raw_authority}{url.raw_path}"
         raise _invalid(written, _UNREADABLE) from error
     host = host_of(split(raw)[0])
-    if dialled != host and _normal_host(raw, dialled) != host:
-        raise _invalid(raw, f"it would be sent to another host, {printable(dialled, 120)!r}")
+    if dialled != host:  # unless it means the same to any resolver
+        normal = _ipv6(raw, dialled) if ":" in dialled else dialled.lower().removesuffix(".")
+        if normal != host:
+            raise _invalid(raw, f"it would be sent to another host, {printable(dialled, 120)!r}")
     if " " in requested:
         raise _invalid(raw, "a blank in the path; escape it as %20")
     return raw
-
-
-def _normal_host(raw: str, dialled: str) -> str:
-    """Return the host in the form of `Target.host`, if it means the same to any resolver."""
-    if ":" in dialled:
-        return _ipv6(raw, dialled)
-    return dialled.lower().removesuffix(".")
 
 
 def split(raw: str) -> tuple[str, str]:
@@ -432,16 +427,12 @@ def _name(raw: str, written: str, mapped: str) -> str:
 
 
 def _deviations(host: str) -> tuple[int, int]:
-    text = _decoded(host.lower())
+    text = ".".join(map(_decoded_label, _LABEL_ENDS.split(host.lower())))
     return text.count("ß"), text.count("ς")
 
 
-def _decoded(host: str) -> str:
-    """Convert A-labels to Unicode by Punycode alone. Other labels are unchanged."""
-    return ".".join(map(_decoded_label, _LABEL_ENDS.split(host)))
-
-
 def _decoded_label(label: str) -> str:
+    """Convert an A-label to Unicode by Punycode alone. Any other label is unchanged."""
     if not label.startswith("xn--"):
         return label
     try:

@@ -144,7 +144,7 @@ class LongestMatch:
             verdict = self.allows_plain(url[cut:])
         elif url[:1] == "/":
             verdict = self.allows_plain(url)
-        return self.allows(split_url(url)[1]) if verdict is None else verdict
+        return self.decide(split_url(url)[1]) & 1 == 1 if verdict is None else verdict
 
     def allows_plain(self, path: str) -> bool | None:
         """Return the verdict about the text after the authority in a URL, if it is sent as written
@@ -177,11 +177,6 @@ class LongestMatch:
             if piece in path and (not pattern or wild_match(pattern, path)):
                 return True
         return False
-
-    def allows(self, path: str) -> bool:
-        """Return the verdict about a path with its query, as from `split_url`."""
-        verdict = self.allows_plain(path)
-        return self.decide(path) & 1 == 1 if verdict is None else verdict
 
     def decide(self, path: str, origin: str = "") -> int:
         """Return the code of the deciding rule, -1 if no rule matches, DENIED or ROBOTS_FILE (see

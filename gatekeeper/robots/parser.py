@@ -78,9 +78,8 @@ def product_token(user_agent: str) -> str:
         if before.lower() == "compatible" and (found := _PRODUCT.match(item)):
             return found[0]
     # In a comment only a word with a version is a product: `Linux x86_64` is not one.
-    versioned = [item for item in items if _VERSIONED.match(item)]
-    products = [_first_product(word) for word in outside.split()[1:] + versioned]
-    products = [name for name in products if name]
+    words = outside.split()[1:] + [item for item in items if _VERSIONED.match(item)]
+    products = [found[0] for word in words if (found := _PRODUCT.match(word))]
     own = [name for name in products if name.lower() not in _COMPATIBILITY_NAMES]
     return (own or products or [first[0]])[0]
 
@@ -100,11 +99,6 @@ def token_warning(user_agent: str) -> str | None:
     if not cut and any(char.isalpha() for char in token):
         return None
     return f"user agent {printable(user_agent, 120)!r}: rules are selected for {token!r}"
-
-
-def _first_product(word: str) -> str:
-    found = _PRODUCT.match(word)
-    return found[0] if found else ""
 
 
 LIMIT = 512_000
@@ -281,18 +275,15 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     if not v2 or "#" not in text:
         disallows, values = rule_columns(text, spans)
         return [*zip(disallows or ["s"] * len(values), values, strict=True)]
-    rules = []
-    for low, high in in_pieces(text, spans):
-        for found in RULE.finditer(text, low, high):
-            # RULE cuts comments as RFC 9309 does; in 2.0 a `#` may belong to the value (the 2.0
-            # draft, V2-03).
-            end = text.find("\n", found.end(), high)
-            rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
-            rules.append((found[1] or "", strip_comment(rest, v2=True)))
-    return rules
+    return [  # in 2.0 a `#` may belong to the value (the 2.0 draft, V2-03)
+        (dis, strip_comment(rest, v2=True))
+        for low, high in in_pieces(text, spans)
+        for dis, rest in _WHOLE_RULES.findall(text, low, high)
+    ]
 
 
-# Finds the same lines as `RULE`, faster, because comments are cut later.
+# These find the same lines as `RULE`; comments are cut later, which is faster.
+_WHOLE_RULES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:(.*+)", re.IGNORECASE | re.ASCII)
 _RULE_LINES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
 
 
