@@ -102,6 +102,8 @@ class LongestMatch:
         """Values in normal form, in file order."""
         self._disallows = disallows
         """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
+        self._compared = False
+        """Whether a path was compared with all rules, one by one."""
         self._prepared: _Prepared | None = None
         self._index: PieceIndex | None = None
         self._denied: tuple[str, ...] = ()
@@ -167,6 +169,7 @@ class LongestMatch:
             return None if len(path) > ALWAYS_SENDABLE_LENGTH else self.decide(path) & 1 == 1
         if not self._meets_disallow(path):
             return True
+        self._compared = True  # who asks for no rule asks often: the rules are prepared
         return path.startswith(self._deciding_heads) and self.decide(path) & 1 == 1
 
     def _meets_disallow(self, path: str) -> bool:
@@ -185,9 +188,13 @@ class LongestMatch:
             path = rfc_path(path)
         if path == ROBOTS_TXT:
             return ROBOTS_FILE
-        quick = not self._prepared and len(path) <= self._max_quick and "%" not in path
-        if quick and not path.startswith(self._allow_heads) and not self._meets_disallow(path):
-            return -1  # as for most paths: nothing has to be prepared
+        if not self._prepared and len(path) <= self._max_quick and "%" not in path:
+            if not path.startswith(self._allow_heads) and not self._meets_disallow(path):
+                return -1  # as for most paths: nothing has to be prepared
+            if not self._compared:  # for one path this is quicker than preparing
+                self._compared = True
+                found = self.matching(path)
+                return found[0][0] * 2 + (not self._denies(found[0][0])) if found else -1
         return self.longest(path)
 
     def values(self) -> tuple[list[str], list[str]] | None:
@@ -306,15 +313,21 @@ class LongestMatch:
             for number, value in enumerate(self._values):
                 if "*" in value:
                     budget.spend(len(path) * len(value) >> COMPARE_BITS)
+                elif "?" not in value and value[-1] != "$":
+                    if path.startswith(value):
+                        found.append((number, len(value)))
+                    continue
                 forms = {squeeze(value)}
                 if "?" in value and self._written:
                     forms.add(squeeze(self._written[number]))
                 seen = views if "?" in value else {path}
                 if any(wild_match(form, view) for form in forms for view in seen):
                     found.append((number, len(value)))
-        marks = self._disallows or self._values
-        found.sort(key=lambda each: (-each[1], bool(marks[each[0]])))
+        found.sort(key=lambda each: (-each[1], self._denies(each[0])))
         return found
+
+    def _denies(self, number: int) -> bool:
+        return not self._disallows or bool(self._disallows[number])
 
 
 def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

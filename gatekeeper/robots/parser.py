@@ -11,8 +11,7 @@ readable Unicode.
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -311,10 +310,11 @@ def rule_columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
     return disallows, values
 
 
-def rule_offsets(text: str, spans: Spans) -> array[int]:
-    """Return the offset of each Allow and Disallow line in the spans, in order."""
-    pieces = in_pieces(text, spans)
-    return array("I", [m.start() + 1 for lo, hi in pieces for m in RULE.finditer(text, lo, hi)])
+def rule_starts(text: str, spans: Spans) -> Iterator[int]:
+    """Yield the offset of each Allow and Disallow line in the spans, in order."""
+    for low, high in in_pieces(text, spans):
+        for found in RULE.finditer(text, low, high):
+            yield found.start() + 1
 
 
 def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:

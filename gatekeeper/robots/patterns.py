@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from typing import Final
@@ -51,7 +51,7 @@ _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Cuts a text into pieces of at most PIECE octets, and no escape.
 _HEX = "[0-9A-Fa-f]"
 _PIECES = re.compile(rf"(?s:.{{1,{PIECE - 2}}})(?>(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?)")
-_ESCAPE = re.compile(rf"%({_HEX}{{2}})")
+_ESCAPES = re.compile(rf"((?>(?:%{_HEX}{{2}})+))")
 _CHANGES = re.compile(r"%(?:(?![0-9A-F]{2})|2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
 """Matches a `%` that the normal form changes, or that begins an escape which it changes."""
 QUERY_ESCAPE = re.compile("%3A|%2F")
@@ -79,32 +79,29 @@ def _escape_table(unchanged: bytes) -> list[str]:
     return [chr(octet) if octet in unchanged else f"%{octet:02X}" for octet in range(256)]
 
 
-_DIGITS = "0123456789abcdefABCDEF"
-_OCTETS = {a + b: int(a + b, 16) for a in _DIGITS for b in _DIGITS}
-_NORMAL_ESCAPES = {pair: _escape_table(_UNRESERVED)[octet] for pair, octet in _OCTETS.items()}
-"""The normal form of each escape, by its hex digits (RFC 9309 section 2.2.2, RFC-23, RFC-24)."""
-_DECODED_ESCAPES = {pair: chr(octet) for pair, octet in _OCTETS.items()}
-_DECODED_ESCAPES |= dict.fromkeys(("2f", "2F"), _SLASH_ESCAPED)
-_LITERAL_ESCAPES = {
-    pair: f"\\{char}" if char in "*?[]\\" else char for pair, char in _DECODED_ESCAPES.items()
-}
+_DECODED = {ord("/"): _SLASH_ESCAPED}
+_LITERAL = _DECODED | {ord(char): f"\\{char}" for char in "*?[]\\"}
 
 
-def _replace_escapes(text: str, table: dict[str, str]) -> str:
-    """Replace every escape in the text by the value of its hex digits in the table.
+def _replace_escapes(text: str, table: Mapping[int, str] | Sequence[str]) -> str:
+    """Replace every escape in the text by its octet, as the table for `str.translate` has it.
 
-    It is done without a call per escape: a text may contain 100,000.
+    Adjacent escapes are replaced together, and equal runs of them once: a text may contain 100,000.
     """
-    parts = _ESCAPE.split(text)
-    parts[1::2] = map(table.__getitem__, parts[1::2])
+    parts = _ESCAPES.split(text)
+    found = parts[1::2]
+    octets = {run: bytes.fromhex(run.replace("%", "")).decode("latin-1") for run in set(found)}
+    parts[1::2] = map({run: octets[run].translate(table) for run in octets}.__getitem__, found)
     return "".join(parts)
 
 
 def _normalise(text: str, unchanged: bytes) -> str:
     if len(text) > PIECE:
         return "".join([_normalise(piece, unchanged) for piece in _PIECES.findall(text)])
-    if "%" in text:
-        text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _NORMAL_ESCAPES)
+    if "%" in text and _CHANGES.search(text):
+        # Unreserved octets are not escaped, and the hex digits are in upper case (RFC 9309 section
+        # 2.2.2, RFC-23, RFC-24).
+        text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _escape_table(_UNRESERVED))
     special = set(text.encode("latin-1").translate(None, unchanged))
     if not special:
         return text
@@ -205,12 +202,12 @@ def is_robots_txt(path: str) -> bool:
 def decoded(text: str) -> str:
     """Return octets as the 1996 draft compares them: all escapes except that of `/` decoded
     (R96-17)."""
-    return _replace_escapes(text, _DECODED_ESCAPES) if "%" in text else text
+    return _replace_escapes(text, _DECODED) if "%" in text else text
 
 
 def decoded_pattern(value: str) -> str:
     """Apply `decoded` to a shell pattern. An octet that was escaped is not special (V2-36)."""
-    return _replace_escapes(value, _LITERAL_ESCAPES)
+    return _replace_escapes(value, _LITERAL)
 
 
 _CLASS_STEPS = 300

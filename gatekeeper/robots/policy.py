@@ -40,10 +40,9 @@ from gatekeeper.robots.parser import (
     Dialect,
     FieldLine,
     decode,
-    in_pieces,
     line_numbers,
     product_token,
-    rule_offsets,
+    rule_starts,
     to_octets,
     to_unicode,
     values_in,
@@ -166,8 +165,8 @@ class Policy:
     def plain(self) -> LongestMatch | None:
         """The rule set of RFC 9309 that alone decides, and that no other reading can contradict;
         None if there is none."""
-        first, *others = self._compared
-        return first if isinstance(first, LongestMatch) and not others else None
+        first = self._compared[0]
+        return first if isinstance(first, LongestMatch) and len(self._compared) == 1 else None
 
     def match(self, url: str) -> Match:
         """Return the verdict with the deciding rule and its line. Raises InvalidURL like
@@ -232,8 +231,12 @@ class Policy:
         """Read a rule from the text, and keep it: URLs of a site meet a few rules again and
         again."""
         text = self.robots.lines
-        offset = self._offsets()[place][number]
-        v2 = self._readings[place].dialect is Dialect.V2
+        reading = self._readings[place]
+        if self._rules or self._cached_offsets:
+            offset = self._offsets()[place][number]
+        else:  # most files meet one rule
+            offset = next(islice(rule_starts(text, reading.spans), number, None))
+        v2 = reading.dialect is Dialect.V2
         rule = rule_at(text, offset, self._line_number(offset), v2=v2)
         if len(self._rules) >= _MAX_RULES:
             self._rules = {}
@@ -245,7 +248,7 @@ class Policy:
         offsets = self._cached_offsets
         if offsets is None:
             text, spans = self.robots.lines, [reading.spans for reading in self._readings]
-            by_spans = {each: rule_offsets(text, each) for each in dict.fromkeys(spans)}
+            by_spans = {each: array("I", rule_starts(text, each)) for each in set(spans)}
             self._cached_offsets = offsets = [by_spans[each] for each in spans]
         return offsets
 
@@ -351,9 +354,8 @@ class Policy:
     def _directives(self) -> timing.Directives:
         directives = self._cached_directives
         if directives is None:
-            directives, text = timing.NO_DIRECTIVES, self.robots.lines
-            whole = in_pieces(text, ((0, len(text)),))
-            if any(_DIRECTIVE.search(text, low, high) for low, high in whole):
+            directives = timing.NO_DIRECTIVES
+            if _DIRECTIVE.search(self.robots.lines):
                 directives = timing.read_directives(self._directive_lines())
             self._cached_directives = directives
         return directives

@@ -283,6 +283,8 @@ class ShellRules:
         StepBudgetExceeded."""
         texts, budget = [path.text for path in views[_BOTH]], views[_BOTH][0].budget
         candidates = self._index.find_in(CountedText("\n".join(texts), budget))
+        if not candidates:
+            return
         whole, spend = "".join(texts), budget.spend
         path_bits, longest = char_bits(whole), max(map(len, texts))
         for number in sorted(candidates):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
-from functools import cache
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -237,11 +236,12 @@ def _first_lines(
     parse: Callable[[str], _Parsed | None], lines: Sequence[FieldLine]
 ) -> dict[_Parsed, int]:
     """Return each result of parsing a value, with the offset of the first line that has it."""
+    firsts: dict[str, int] = {}
+    for value, offset in lines:  # a file may hold 30,000 equal ones
+        firsts.setdefault(value, offset)
     found: dict[_Parsed, int] = {}
-    parse = cache(parse)  # a file may hold 30,000 equal lines
-    for value, offset in lines:
-        parsed = parse(value)
-        if parsed is not None:
+    for value, offset in firsts.items():
+        if (parsed := parse(value)) is not None:
             found.setdefault(parsed, offset)
     return found
 

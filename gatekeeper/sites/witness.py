@@ -29,7 +29,7 @@ from gatekeeper.robots.parser import (
     Spans,
     line_numbers,
     product_token,
-    rule_offsets,
+    rule_starts,
     rules_in,
     to_octets,
 )
@@ -577,7 +577,7 @@ def _groups_by_name(lower: str) -> dict[str, Spans]:
 
 
 def _lines_of(text: str, spans: Spans) -> list[Rule]:
-    offsets = rule_offsets(text, spans)
+    offsets = [*rule_starts(text, spans)]
     numbers = line_numbers(text, offsets)
     return [rule_at(text, offset, numbers[offset]) for offset in offsets]
 

@@ -18,7 +18,7 @@ FORBIDDEN = {
     *("asyncio", "time", "socket", "threading.Timer", "os", "io", "pathlib", "random", "aiohttp"),
     *("http", "urllib", "subprocess", "selectors", "logging"),
 }
-BELOW = {"urls", "errors", "late", "robots"}
+BELOW = {"urls", "errors", "http_fields", "late", "robots"}
 LATE = {"page_rules", "sites"}
 """Named for type checkers, and imported late: `gatekeeper.robots` hands out names of theirs."""
 SOURCES = sorted(Path(robots.__file__).parent.glob("*.py"))
