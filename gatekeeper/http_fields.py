@@ -1,4 +1,4 @@
-"""HTTP-date, structured fields, and the fields that ask a client to wait: Retry-After and RateLimit.
+"""HTTP-date, structured fields, and what asks a client to wait: Retry-After and RateLimit.
 
 Pure functions. All times are in seconds. "now" is wall clock time, because that is what sites
 write.
