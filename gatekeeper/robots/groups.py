@@ -19,8 +19,6 @@ from gatekeeper.robots.parser import Dialect, Spans
 from gatekeeper.robots.rules import PrefixesInOrder, ShellRules
 
 _RULE_LINE = re.compile(r"^[ \t]*+(?>(?:dis)?)allow[ \t]*+:", re.MULTILINE)
-_RULE_LETTERS = frozenset("AaDd")
-"""No line that begins or ends a record, or gives its version, begins with one of these letters."""
 _IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
@@ -147,9 +145,6 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
             agents.clear()
 
     for line in text.split("\n"):
-        if has_rule and not after_agent and line[:1] in _RULE_LETTERS:
-            offset += len(line) + 1  # another rule, or a line without meaning here
-            continue
         field, colon, rest = line.strip(" \t").partition(":")
         line_start, offset = offset, offset + len(line) + 1
         if field[:1] == "#":

@@ -276,16 +276,15 @@ class LongestMatch:
             entries = range(low + allows, _LAST + allows + 1)
             table.update(zip(compress(values, marks), compress(entries, marks), strict=True))
         starred = [value for value in table if "*" in value]
-        wild = {value: table.pop(value) + len(value) * _OCTET for value in starred}
+        found = [(value, table.pop(value) + len(value) * _OCTET) for value in starred]
         for number, written in enumerate(self._written):
             value = self._values[number]
             if "*" in value and written != value and _TWO_FORMS.search(written):
-                allows = 0 if not self._disallows or self._disallows[number] else _ALLOWS
-                entry = _LAST - number + allows + len(value) * _OCTET
-                wild[written] = max(entry, wild.get(written, 0))
-        # Several stars are equivalent to one, but each counts for the length of the rule.
-        for value in [value for value in wild if "**" in value]:
-            entry, pattern = wild.pop(value), squeeze(value)
+                allows = 0 if self._denies(number) else _ALLOWS
+                found.append((written, _LAST - number + allows + len(value) * _OCTET))
+        wild: dict[str, int] = {}
+        for value, entry in found:  # several stars are one, but each counts for the length
+            pattern = squeeze(value)
             wild[pattern] = max(entry, wild.get(pattern, 0))
         octets = sum(map(len, wild))
         best_first = sorted(wild, key=wild.__getitem__, reverse=True)

@@ -128,6 +128,9 @@ _BOMS = (
     (b"\x00\x00\xfe\xff", "utf-32-be"),
     (b"\xff\xfe", "utf-16-le"),
     (b"\xfe\xff", "utf-16-be"),
+    (b"\xef\xbb\xbf", "utf-8"),
+    (b"\xef\xbb", "utf-8"),  # cut short
+    (b"\xef", "utf-8"),
 )
 
 
@@ -193,11 +196,10 @@ def _without_bom(data: bytes) -> tuple[bytes, str]:
     """
     for mark, name in _BOMS:
         if data.startswith(mark):
-            text = data[len(mark) :].decode(name, "replace")
-            return text.encode("utf-8", "surrogatepass"), name
-    for mark in (b"\xef\xbb\xbf", b"\xef\xbb", b"\xef"):
-        if data.startswith(mark):
-            return data[len(mark) :], "utf-8"
+            rest = data[len(mark) :]
+            if name != "utf-8":
+                rest = rest.decode(name, "replace").encode("utf-8", "surrogatepass")
+            return rest, name
     return data, ""
 
 

@@ -307,11 +307,6 @@ class ShellPattern:
         """The character classes, one bit per octet. A matching path contains a member of each
         class."""
 
-    def may_match(self, path_bits: int) -> bool:
-        """Return True if the path contains a member of each class. `path_bits` has one bit per
-        character in the path."""
-        return all(bits & path_bits for bits in self.classes)
-
     def matches(self, path: PathView) -> bool:
         """Return True if the whole path matches."""
         text = path.text
@@ -390,11 +385,6 @@ class PathView:
             fits = {ord(char): "01"[_unit_matches(unit, char)] for char in set(self.text)}
             bits = self._class_bits[unit] = int(self.text[::-1].translate(fits), 2)
         return bits
-
-
-def char_bits(text: str) -> int:
-    """Return the set of characters in a text, one bit each."""
-    return sum(1 << ord(char) for char in set(text))
 
 
 def _unit_matches(unit: _Unit, char: str) -> bool:
@@ -476,8 +466,6 @@ _KEY_LENGTHS = (1, 2, 4, 16)
 MAX_SHARED = 32
 """Maximum number of patterns that are indexed by the same longest piece. If more share it, another
 piece is chosen for them."""
-_USELESS_PIECES = ("", "$")
-"""Pieces that give no information about a path."""
 _SPLIT_BITS = 3
 """Binary logarithm of the number of octets of a pattern whose splitting counts as one step."""
 
@@ -617,14 +605,12 @@ def index_keys(patterns: Sequence[str]) -> list[str]:
         # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
         # the last resort.
         rank = {piece: (count << 20) - len(piece) for piece, count in piece_counts.items()}
-        rank |= dict.fromkeys(_USELESS_PIECES, len(patterns) << 30)
+        rank |= dict.fromkeys(("", "$"), len(patterns) << 30)
         keys = [
             min(pieces, key=rank.__getitem__) if counts[key] > MAX_SHARED else key
             for pieces, key in zip(split_patterns, keys, strict=True)
         ]
-    if "$\n" not in "\n".join([*keys, ""]):
-        return keys
-    return [key[:-1] if key[-1:] == "$" else key for key in keys]
+    return [key.removesuffix("$") for key in keys]
 
 
 def counted_match(pattern: str, within: CountedText) -> bool:

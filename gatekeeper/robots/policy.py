@@ -247,9 +247,9 @@ class Policy:
         """Return the offsets of the rules of each reading, found once."""
         offsets = self._cached_offsets
         if offsets is None:
-            text, spans = self.robots.lines, [reading.spans for reading in self._readings]
-            by_spans = {each: array("I", rule_starts(text, each)) for each in set(spans)}
-            self._cached_offsets = offsets = [by_spans[each] for each in spans]
+            text, readings = self.robots.lines, self._readings
+            offsets = [array("I", rule_starts(text, reading.spans)) for reading in readings]
+            self._cached_offsets = offsets
         return offsets
 
     @property

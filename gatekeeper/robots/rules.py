@@ -26,7 +26,6 @@ from gatekeeper.robots.patterns import (
     ShellPattern,
     StepBudget,
     StepBudgetExceeded,
-    char_bits,
     decoded,
     decoded_pattern,
     is_robots_txt,
@@ -260,33 +259,27 @@ class ShellRules:
 
     def _decide(self, views: _ThreeViews) -> int:
         if self._precedence:
-            ranked = sorted(self._match_codes(views), key=_precedence_key)
-            if ranked:
-                return ranked[0][0]
+            found = [(code, explicit) for code, _, explicit in self._patterns_that_match(views)]
+            if found:
+                return min(found, key=_precedence_key)[0]
             return DENIED if self._whitelist else -1
         equal = (self._explicit.get(key) for key in _explicit_forms(views))
         first = min((code for code in equal if code is not None), default=None)
-        for code, _ in self._match_codes(views, first):
+        for code, _, _ in self._patterns_that_match(views, first):
             return code
         return -1 if first is None else first
 
-    def _match_codes(
+    def _patterns_that_match(
         self, views: _ThreeViews, end: int | None = None
-    ) -> Iterator[tuple[int, bool]]:
-        """Yield the code of each indexed pattern before `end` that matches, and whether it is
-        explicit."""
-        for number in self._matching_patterns(views, end):
-            yield self._patterns[number][0], self._parsed[number].explicit is not None
-
-    def _matching_patterns(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
-        """Yield the numbers of the patterns that match, in file order. Raises
-        StepBudgetExceeded."""
+    ) -> Iterator[tuple[int, _Form, bool]]:
+        """Yield the code and the form of each pattern before `end` that matches, and whether it is
+        explicit, in file order. Raises StepBudgetExceeded."""
         texts, budget = [path.text for path in views[_BOTH]], views[_BOTH][0].budget
         candidates = self._index.find_in(CountedText("\n".join(texts), budget))
         if not candidates:
             return
         whole, spend = "".join(texts), budget.spend
-        path_bits, longest = char_bits(whole), max(map(len, texts))
+        path_bits, longest = sum(1 << ord(char) for char in set(whole)), max(map(len, texts))
         for number in sorted(candidates):
             code, (view, value) = self._patterns[number]
             if end is not None and code > end:
@@ -300,10 +293,10 @@ class ShellRules:
                 continue  # needs more octets than there are, even if every second one is a star
             spend((len(value) >> 3) + (len(whole) * len(value) >> COMPARE_BITS))
             pattern = self._pattern(number)
-            if pattern.min_length > longest or not pattern.may_match(path_bits):
+            if pattern.min_length > longest or not all(map(path_bits.__and__, pattern.classes)):
                 continue
             if any(map(pattern.matches, views[view])):
-                yield number
+                yield code, (view, value), pattern.explicit is not None
 
     def _pattern(self, number: int) -> ShellPattern:
         """Return the parsed pattern, parsing it on first use."""
@@ -320,8 +313,7 @@ class ShellRules:
         views = _path_views(path, StepBudget())
         hits = {form: True for form in _explicit_forms(views) if form in self._explicit}
         try:
-            for number in self._matching_patterns(views):
-                hits[self._patterns[number][1]] = self._parsed[number].explicit is not None
+            hits |= {form: explicit for _, form, explicit in self._patterns_that_match(views)}
         except StepBudgetExceeded:
             return []
         found = []
