@@ -129,14 +129,12 @@ class SplitDict(MutableMapping[K, V]):
         Several keys at a time, because finding the first key of a dictionary skips the slots of
         all keys removed before it: one by one, that has quadratic cost.
         """
-        parts, size = self.parts, len(self.parts)
-        found: list[K] = []
-        for _ in range(size if self.size else 0):
-            part, self._next_part = parts[self._next_part], (self._next_part + 1) % size
+        while self.size:
+            part = self.parts[self._next_part % len(self.parts)]
+            self._next_part += 1
             if part:
-                found = [*islice(part, len(part) // 64 + 2)]
-                break
-        return found
+                return [*islice(part, len(part) // 64 + 2)]
+        return []
 
     def _split(self, part: dict[K, V], place: int) -> None:
         """Replace a full part, found at `place` of the table, by two halves."""

@@ -137,7 +137,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
     agents: list[str] = []
     version: tuple[int, int] | None = None
     start = offset = 0
-    has_rule = after_agent = has_version = False  # after_agent: directly after one
+    has_rule = after_agent = False  # after_agent: directly after one
 
     def close(end: int) -> None:
         if agents:
@@ -156,16 +156,15 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
                 close(line_start)
             if not agents:
                 start, has_rule = line_start, False
-            version, has_version = None, False  # it follows the last user-agent line (V2-06)
+            version = None  # it follows the last user-agent line (V2-06)
             agents.append(rest.partition("#")[0].strip(" \t").lower())
             after_agent = True
             continue
         if not line.strip(" \t"):
             close(line_start)
             has_rule = False
-        elif field == "robot-version" and after_agent and not has_version:
-            has_version = True  # only the first of a rule set counts (the 2.0 draft, V2-07)
-            version = _version(rest)
+        elif field == "robot-version" and after_agent:
+            version = _version(rest)  # only the first of a rule set counts (the 2.0 draft, V2-07)
         elif field == "disallow" or (field == "allow" and allow_ends):
             has_rule = True
         after_agent = False
@@ -229,15 +228,9 @@ def _best_records(records: Sequence[AgentRecord], name: str) -> list[AgentRecord
     An equal value is best, then the longest value that is part of the name, then a value that
     contains the name (the 1994 standard, R94-10, R94-13). An empty value matches no agent.
     """
-    best: tuple[int, int] = (0, 0)
-    matches: list[AgentRecord] = []
-    for record in records:
-        rank = max((_rank(agent, name) for agent in record.agents), default=(0, 0))
-        if rank > best:
-            best, matches = rank, []
-        if rank == best and rank > (0, 0):
-            matches.append(record)
-    return matches
+    ranks = [max([_rank(agent, name) for agent in record.agents]) for record in records]
+    best = max(ranks, default=(0, 0))
+    return [each for each, rank in zip(records, ranks, strict=True) if rank == best > (0, 0)]
 
 
 def _rank(agent: str, name: str) -> tuple[int, int]:

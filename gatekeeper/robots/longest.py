@@ -15,7 +15,6 @@ from gatekeeper.robots.model import DENIED, ROBOTS_FILE
 from gatekeeper.robots.parser import Dialect, Spans, rule_columns
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
-    NORMAL,
     QUERY_ESCAPE,
     ROBOTS_TXT,
     CountedText,
@@ -154,12 +153,7 @@ class LongestMatch:
 
         The text begins with `/`. `/robots.txt` is allowed (RFC 9309 section 2.2.2, RFC-20).
         """
-        # This is `is_normal_path`, without the call.
-        if (
-            not path.isascii()
-            or "/." in path
-            or (octets := path.encode()).translate(NORMAL) != octets
-        ):
+        if "/." in path or not is_normal_path(path):
             if len(path) > ALWAYS_SENDABLE_LENGTH or not is_sent_as_written(path):
                 return None
             path = rfc_path(path)

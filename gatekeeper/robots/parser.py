@@ -67,8 +67,6 @@ def product_token(user_agent: str) -> str:
     """
     text = user_agent.strip()
     first = _PRODUCT.match(text)
-    if first is not None and first[0] == user_agent:
-        return user_agent  # the common case: already a token
     if first is None or first[0].lower() != "mozilla":
         return first[0] if first else ""
     outside = _COMMENT.sub(" ", text)
@@ -107,10 +105,11 @@ allows."""
 Spans = tuple[tuple[int, int], ...]
 """(start, end) offsets of parts of a text, each of which begins at the start of a line."""
 
-RULE = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
-"""Matches a line end and the Allow or Disallow line after it, with the comment cut as RFC 9309
-requires (section 2.2, RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so every
+RULE = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
+"""Matches a line end and the Allow or Disallow line after it (RFC 9309 section 2.2, RFC-06,
+RFC-07). Comments are cut later, which is faster. A rule set begins with a user-agent line, so every
 rule has a line end before it."""
+_RULE_WITH_BLANKS = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:(.*+)", re.IGNORECASE | re.ASCII)
 
 # Blank and tab are the only white space (RFC 9309 section 2.2, RFC-06), line ends the only other
 # controls that are allowed. DEL is not a control character in the RFC's grammar.
@@ -275,13 +274,8 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     return [  # in 2.0 a `#` may belong to the value (the 2.0 draft, V2-03)
         (dis, strip_comment(rest, v2=True))
         for low, high in in_pieces(text, spans)
-        for dis, rest in _WHOLE_RULES.findall(text, low, high)
+        for dis, rest in _RULE_WITH_BLANKS.findall(text, low, high)
     ]
-
-
-# These find the same lines as `RULE`; comments are cut later, which is faster.
-_WHOLE_RULES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:(.*+)", re.IGNORECASE | re.ASCII)
-_RULE_LINES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
 
 
 def rule_columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
@@ -290,7 +284,7 @@ def rule_columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
 
     The first column is empty if all rules are Disallows.
     """
-    find = _RULE_LINES.findall
+    find = RULE.findall
     found = [rule for low, high in in_pieces(text, spans) for rule in find(text, low, high)]
     disallows = ["s" if dis else "" for dis, _ in found]
     values = [value for _, value in found]
