@@ -41,12 +41,6 @@ class AgentRecord(NamedTuple):
     any (the 2.0 draft, V2-06, V2-08)."""
 
     @property
-    def experimental(self) -> bool:
-        """Whether the minor version is odd, so that robots skip the record (the 2.0 draft, V2-09,
-        DIA-06)."""
-        return self.version is not None and self.version[1] % 2 == 1
-
-    @property
     def dialect(self) -> Dialect:
         """The declared dialect: 2.0 from major version 2 on (V2-10, V2-12), else 1996 (DIA-05)."""
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
@@ -249,11 +243,14 @@ def _star_records(records: Sequence[AgentRecord]) -> list[AgentRecord]:
 
 
 def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
-    """Return the records of the highest version that is supported (the 2.0 draft, V2-09, V2-13). A
-    record without a version counts as 1.0 (V2-06)."""
-    known = [record for record in records if not record.experimental]
-    highest = max((record.version or (1, 0) for record in known), default=None)
-    return [record for record in known if (record.version or (1, 0)) == highest]
+    """Return the records of the highest version that is supported (the 2.0 draft, V2-13).
+
+    Robots skip a record whose minor version is odd, because it is experimental (V2-09, DIA-06). A
+    record without a version counts as 1.0 (V2-06).
+    """
+    versions = [record.version or (1, 0) for record in records]
+    highest = max((version for version in versions if version[1] % 2 == 0), default=None)
+    return [record for record, v in zip(records, versions, strict=True) if v == highest]
 
 
 def _auto_readings(

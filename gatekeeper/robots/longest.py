@@ -243,7 +243,9 @@ class LongestMatch:
                         floor = entry
                         break
             return floor
-        index, budget = self._index or self._build_index(patterns), StepBudget()
+        if self._index is None:
+            self._index = PieceIndex(index_keys([pattern for _, _, pattern in patterns]))
+        index, budget = self._index, StepBudget()
         for place, view in enumerate(views):
             text = CountedText(view, budget)
             for number in sorted(index.find_in(text)):
@@ -254,10 +256,6 @@ class LongestMatch:
                     floor = entry
                     break
         return floor
-
-    def _build_index(self, patterns: list[_Pattern]) -> PieceIndex:
-        self._index = index = PieceIndex(index_keys([pattern for _, _, pattern in patterns]))
-        return index
 
     def _prepare(self) -> _Prepared:
         """Prepare the rules for any path."""
@@ -287,7 +285,7 @@ class LongestMatch:
         max_linear = MAX_LINEAR_PAIRS // max(octets, 1)
         if len(wild) > MAX_LINEAR_PATTERNS or octets > LARGE:
             max_linear = 0
-            self._build_index(patterns)
+            self._index = PieceIndex(index_keys(best_first))
         prepared = table, sorted({*map(len, table)}, reverse=True), patterns, max_linear
         self._prepared = prepared
         return prepared

@@ -343,13 +343,12 @@ def _path_views(path: str, budget: StepBudget) -> _ThreeViews:
     """Return the path as received, decoded, and both; each with and without its query."""
     path = to_octets(path)
     bare, mark, query = path.partition("?")
-    bare_decoded = decoded(bare)
-    raw_forms: tuple[str, ...] = (path,)
-    decoded_forms: tuple[str, ...] = (bare_decoded,)
+    raw, clean = [path], [decoded(bare)]
     if mark:  # path and query are decoded separately, so nothing is decoded twice
-        raw_forms, decoded_forms = (path, bare), (f"{bare_decoded}?{decoded(query)}", bare_decoded)
-    raw_views = tuple([PathView(text, budget) for text in raw_forms])
-    decoded_views = tuple([PathView(text, budget) for text in decoded_forms])
+        raw.append(bare)
+        clean.insert(0, f"{clean[0]}?{decoded(query)}")
+    raw_views = tuple([PathView(text, budget) for text in raw])
+    decoded_views = tuple([PathView(text, budget) for text in clean])
     if raw_views[0].text == decoded_views[0].text:
         return raw_views, raw_views, raw_views
     return raw_views, decoded_views, raw_views + decoded_views

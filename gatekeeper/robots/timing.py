@@ -217,7 +217,10 @@ def read_directives(lines: Mapping[str, Sequence[FieldLine]]) -> Directives:
     rates = _first_lines(parse_request_rate, lines.get("request-rate", ()))
     windows = _first_lines(parse_visit_time, lines.get("visit-time", ()))
     signal, usage = lines.get("content-signal", ()), lines.get("content-usage", ())
-    crawl_delay, request_rates = max(delays, default=None), _bounded(tuple(rates))
+    crawl_delay, request_rates = max(delays, default=None), tuple(rates)
+    if len(rates) > _MAX_VALUES:
+        slowest = max(rates, key=lambda rate: rate.interval)
+        request_rates = (RequestRate(slowest.documents, slowest.seconds),)
     offsets: dict[float | RequestRate, int] = {}
     if crawl_delay is not None:
         offsets[crawl_delay] = delays[crawl_delay]
@@ -244,13 +247,6 @@ def _first_lines(
         if (parsed := parse(value)) is not None:
             found.setdefault(parsed, offset)
     return found
-
-
-def _bounded(rates: tuple[RequestRate, ...]) -> tuple[RequestRate, ...]:
-    if len(rates) <= _MAX_VALUES:
-        return rates
-    slowest = max(rates, key=lambda rate: rate.interval)
-    return (RequestRate(slowest.documents, slowest.seconds),)
 
 
 NO_DIRECTIVES = read_directives({})

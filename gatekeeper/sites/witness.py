@@ -678,9 +678,8 @@ def witnesses(policy: Policy) -> tuple[Witness, ...]:
 
 def _any_rules(policy: Policy) -> list[Rule]:
     """Return the rules of every reading, in file order."""
-    readings = policy._readings + policy._compared_readings
     text = policy.robots.lines
-    rules = {rule.line: rule for each in readings for rule in _lines_of(text, each.spans)}
+    rules = {rule.line: rule for each in policy._compared for rule in _lines_of(text, each.spans)}
     return [rules[line] for line in sorted(rules)]
 
 
