@@ -136,6 +136,25 @@ class Finding(msgspec.Struct, frozen=True):
     characters."""
 
 
+class DecodedText(msgspec.Struct, frozen=True, gc=False):
+    """The octets of a file after decoding: what a `RobotsTxt` is made of."""
+
+    octets: str
+    """The text as octets in a str with `\\n` as line ends. Internal to this package."""
+    lines: str
+    """The text with unreadable lines replaced by comments; the very object `octets` if there are
+    none. Internal to this package."""
+    size: int
+    """Octets of the body as given to `parse`."""
+    truncated: bool
+    """Whether the body exceeded the limit and was cut after its last complete line (RFC 9309
+    section 2.5, RFC-41)."""
+    bom: str
+    """The encoding announced by a byte order mark, or the empty string."""
+    forced: Dialect | None
+    """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
+
+
 def rule_at(text: str, offset: int, line: int, *, v2: bool = False) -> Rule:
     """Return the line that begins at `offset`, decoded for display. `line` is its number."""
     end = text.find("\n", offset)

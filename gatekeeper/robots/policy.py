@@ -17,8 +17,6 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Literal
 
-import msgspec
-
 from gatekeeper.late import late
 from gatekeeper.robots import timing
 from gatekeeper.robots.flat import FlatRules, flat_rules
@@ -26,6 +24,7 @@ from gatekeeper.robots.groups import RuleSet, agent_lines, choose, group_starts,
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import (
     Candidate,
+    DecodedText,
     Finding,
     Group,
     Match,
@@ -389,7 +388,7 @@ class Policy:
     def __repr__(self) -> str:
         return f"<Policy for {self.agent!r} by {self.dialect} of {self.robots!r}>"
 
-    def _key(self) -> tuple[RobotsTxt, str, Conflicts, V2Semantics, bool]:
+    def _key(self) -> tuple[object, ...]:
         return (
             self.robots,
             self.agent,
@@ -413,7 +412,7 @@ def _allows(readings: tuple[RuleSet, ...], path: str, origin: str) -> bool:
 _DIALECTS = ("auto", *Dialect)
 
 
-class RobotsTxt(msgspec.Struct, frozen=True, gc=False):
+class RobotsTxt(DecodedText, frozen=True):
     """A parsed robots.txt. Immutable, hashable by content, picklable, and safe to share between
     threads.
 
@@ -422,21 +421,6 @@ class RobotsTxt(msgspec.Struct, frozen=True, gc=False):
     >>> policy.allowed("https://example.com/private/x"), policy.allowed("/private/door")
     (False, True)
     """
-
-    octets: str
-    """The text as octets in a str with `\\n` as line ends. Internal to this package."""
-    lines: str
-    """The text with unreadable lines replaced by comments; the very object `octets` if there are
-    none. Internal to this package."""
-    size: int
-    """Octets of the body as given to `parse`."""
-    truncated: bool
-    """Whether the body exceeded the limit and was cut after its last complete line (RFC 9309
-    section 2.5, RFC-41)."""
-    bom: str
-    """The encoding announced by a byte order mark, or the empty string."""
-    forced: Dialect | None
-    """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
 
     @classmethod
     def parse(
