@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from itertools import compress
-from operator import not_
+from operator import itemgetter, not_
 
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
 from gatekeeper.robots.parser import Dialect, Spans, rule_columns
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
+    NORMAL,
     QUERY_ESCAPE,
     ROBOTS_TXT,
     CountedText,
@@ -153,7 +154,12 @@ class LongestMatch:
 
         The text begins with `/`. `/robots.txt` is allowed (RFC 9309 section 2.2.2, RFC-20).
         """
-        if "/." in path or not is_normal_path(path):
+        # This is `is_normal_path`, without the call.
+        if (
+            not path.isascii()
+            or "/." in path
+            or (octets := path.encode()).translate(NORMAL) != octets
+        ):
             if len(path) > ALWAYS_SENDABLE_LENGTH or not is_sent_as_written(path):
                 return None
             path = rfc_path(path)
@@ -274,10 +280,9 @@ class LongestMatch:
             if "*" in value and written != value and _TWO_FORMS.search(written):
                 allows = 0 if self._denies(number) else _ALLOWS
                 found.append((written, _LAST - number + allows + len(value) * _OCTET))
-        wild: dict[str, int] = {}
-        for value, entry in found:  # several stars are one, but each counts for the length
-            pattern = squeeze(value)
-            wild[pattern] = max(entry, wild.get(pattern, 0))
+        found.sort(key=itemgetter(1))
+        # Several stars are equivalent to one, but each counts for the length of the rule.
+        wild = {squeeze(value): entry for value, entry in found}
         octets = sum(map(len, wild))
         best_first = sorted(wild, key=wild.__getitem__, reverse=True)
         pieces = [pattern.rstrip("*$").rpartition("*")[2] for pattern in best_first]

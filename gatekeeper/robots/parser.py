@@ -65,6 +65,8 @@ def product_token(user_agent: str) -> str:
     >>> product_token("Mozilla/5.0 (compatible; ExampleBot/2.1; +https://example.com/bot)")
     'ExampleBot'
     """
+    if user_agent.isalpha() and user_agent.lower() != "mozilla":
+        return user_agent  # the most common case needs no regular expression
     text = user_agent.strip()
     first = _PRODUCT.match(text)
     if first is None or first[0].lower() != "mozilla":
