@@ -733,7 +733,8 @@ def _expected(field: FieldInfo, value: object) -> str:
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.LiteralType):
-        return _one_of(kind.values, field.default)
+        ordered = sorted(kind.values, key=lambda one: (one != field.default, str(one)))
+        return "one of " + ", ".join(f'"{one}"' for one in ordered)
     if isinstance(kind, inspect.VarTupleType):
         return _expected_list(field, kind.item_type, value)
     if isinstance(kind, inspect.DateTimeType):
@@ -769,12 +770,6 @@ def _expected_list(field: FieldInfo, item: inspect.Type, value: object) -> str:
     if explain_value(field, [value]) is None:
         example = f'"{printable(value, 60)}"' if isinstance(value, str) else str(value)
     return f"a list, such as [{example}]"
-
-
-def _one_of(values: Iterable[object], default: object) -> str:
-    ordered = sorted(values, key=lambda one: (one != default, str(one)))
-    named = ", ".join(f'"{one}"' for one in ordered)
-    return f"one of {named}"
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:

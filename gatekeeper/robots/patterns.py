@@ -517,13 +517,6 @@ class CountedText:
             place = self._lasts[piece] = self.text.rfind(piece)
         return place
 
-    def find(self, piece: str, start: int) -> int:
-        """Return the first position from `start` on of a piece that occurs there. Raises
-        StepBudgetExceeded."""
-        place = self.text.find(piece, start)
-        self.budget.spend(1 + ((place - start) * len(piece) >> COMPARE_BITS))
-        return place
-
     def substrings(self, size: int) -> set[str]:
         """Return the set of all substrings of that length. Raises StepBudgetExceeded."""
         found = self._substrings.get(size)
@@ -639,5 +632,7 @@ def counted_match(pattern: str, within: CountedText) -> bool:
     for piece in pieces:
         if position > within.last(piece):
             return False
-        position = within.find(piece, position) + len(piece)
+        start, position = position, text.find(piece, position)
+        within.budget.spend(1 + ((position - start) * len(piece) >> COMPARE_BITS))
+        position += len(piece)
     return position <= end

@@ -144,7 +144,8 @@ def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
     moment = _utc(at)
     if may_visit(windows, moment):
         return moment
-    return min(_next_start(window.start, moment) for window in windows)
+    starts = [datetime.combine(moment.date(), window.start, UTC) for window in windows]
+    return min(start if start > moment else start + _DAY for start in starts)
 
 
 def rate_in_force(rates: Sequence[RequestRate], at: datetime) -> RequestRate | None:
@@ -260,12 +261,6 @@ def _includes(window: Window, moment: time) -> bool:
     if window.start <= window.end:
         return window.start <= minute <= window.end
     return minute >= window.start or minute <= window.end
-
-
-def _next_start(of_day: time, moment: datetime) -> datetime:
-    """Return the first moment after `moment` with that time of day."""
-    today = datetime.combine(moment.date(), of_day, UTC)
-    return today if today > moment else today + _DAY
 
 
 def _utc(at: datetime) -> datetime:
