@@ -188,13 +188,10 @@ def sitemaps_at(
 def since_when(since: object) -> datetime | None:
     """Return the moment that `since` means. Raises ConfigError unless it is an aware datetime, a
     date (UTC), or None."""
-    if since is None:
-        return None
-    if isinstance(since, datetime):
-        if since.tzinfo is not None:
-            return since.astimezone(UTC)
-    elif isinstance(since, date):
+    if isinstance(since, date) and not isinstance(since, datetime):
         return datetime.combine(since, time(), UTC)
+    if since is None or (isinstance(since, datetime) and since.tzinfo is not None):
+        return since and since.astimezone(UTC)
     raise ConfigError(f"since={since!r}: give a date, or a datetime with a time zone")
 
 
@@ -639,8 +636,7 @@ class _Xml:
         self._names: set[str] = set()
         self._field = 0
         """The depth of the element whose text is collected; 0: none."""
-        self._text: list[str] = []
-        self._text_size = 0
+        self._text = ""
         self._url = self._date = ""
         self._rank = 0
 
@@ -694,7 +690,7 @@ class _Xml:
             if link.get("rel", "alternate") == "alternate" and not self._url:
                 self._url = link.get("href", "")
         elif field in _URLS or field in _DATES:
-            self._field, self._text, self._text_size = len(path), [], 0
+            self._field, self._text = len(path), ""
             self._parser.CharacterDataHandler = self._characters
 
     def _count_names(self, name: str, attributes: list[str]) -> None:
@@ -706,10 +702,8 @@ class _Xml:
                     self._stop("too-large", "too many names of elements and attributes")
 
     def _characters(self, text: str) -> None:
-        room = urls.MAX_URL + 1 - self._text_size  # what is cut is too long for a URL
-        if room > 0:
-            self._text.append(text[:room])
-            self._text_size += len(text)
+        if len(self._text) <= urls.MAX_URL:  # longer than that it is no URL
+            self._text += text
 
     def _end(self, _name: str) -> None:
         path = self._path
@@ -717,11 +711,11 @@ class _Xml:
         if depth == self._field:
             self._field = 0
             self._parser.CharacterDataHandler = None
-            field, text = (path[-1], name), "".join(self._text)
+            field = path[-1], name
             if field in _URLS:
-                self._url = text
+                self._url = self._text
             elif _DATES[field] > self._rank:
-                self._date, self._rank = text, _DATES[field]
+                self._date, self._rank = self._text, _DATES[field]
         elif name in _ITEMS and path and path[-1] in _PARENTS:
             line = self._parser.CurrentLineNumber
             self._listing.add(self._url, self._date, is_file=_ITEMS[name], line=line, relative=True)
