@@ -595,6 +595,10 @@ MAX_DELETED = 1000
 """Old rows that one pass deletes from a table of up to 50,000 rows. From a larger table it deletes
 one row in fifty: with a fixed limit, a table to which many hosts are added would grow for ever."""
 
+_NEWEST = (
+    "SELECT max(coalesce((SELECT max(fetched_at) FROM origins), 0),"
+    " coalesce((SELECT max(next_at) FROM clocks), 0))"
+)
 _IS_OWED = (
     "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
     " AND (next_at > :now OR blocked_until > :now OR paused))"
@@ -619,18 +623,19 @@ _DELETE_STALE_CLOCKS = (
 
 def delete_old(
     connection: sqlite3.Connection, *, now: float, forget_after: float, max_origins: int
-) -> int:
-    """Delete old origins and clocks to which nothing is owed. Return the number of rows deleted.
+) -> None:
+    """Delete old origins and clocks to which nothing is owed.
 
-    Must be called inside a transaction.
+    Must be called inside a transaction. Age is relative to the newest record: a wall clock set
+    years ahead, with nothing fetched since, makes nothing old.
     """
+    now = min(now, connection.execute(_NEWEST).fetchone()[0])
     connection.create_function("host_of", 1, host_of, deterministic=True)
     terms = {"now": now, "horizon": now - forget_after, "max_deleted": MAX_DELETED}
-    gone = connection.execute(_DELETE_STALE_CLOCKS, terms).rowcount
-    gone += connection.execute(_DELETE_STALE_ORIGINS, terms).rowcount
+    connection.execute(_DELETE_STALE_CLOCKS, terms)
+    connection.execute(_DELETE_STALE_ORIGINS, terms)
     kept = int(connection.execute("SELECT count(*) FROM origins").fetchone()[0])
     if kept > max_origins:
         # Go 5 % below the bound, so that not every batch has to search for the oldest.
         terms["max_deleted"] = kept - max_origins + max_origins // 20
-        gone += connection.execute(_DELETE_EXCESS_ORIGINS, terms).rowcount
-    return gone
+        connection.execute(_DELETE_EXCESS_ORIGINS, terms)

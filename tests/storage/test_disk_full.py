@@ -443,8 +443,8 @@ async def test_a_journal_that_fails_for_long_leaves_few_files(
             await in_trouble(storage)
             journal = storage._writer._journal
             await until(lambda: len(journal.retired()) >= 16)
-            tried = storage._writer._repair_at
-            await until(lambda: storage._writer._repair_at > tried + 0.1)
+            tried = storage._writer._tend_at
+            await until(lambda: storage._writer._tend_at > tried + 0.1)
             assert len(list(path.parent.glob("*.promises-*"))) <= 17
         await storage.flush()
         assert storage.failing is None
