@@ -63,7 +63,7 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None = None
     """The last good text, compressed with zlib (decoded, cut at the limit); None: no file."""
     body_hash: bytes | None = None
-    """SHA-256 of that text. The storage computes it if a record with a body lacks it."""
+    """SHA-256 of that text. It is computed if it is not given with a body."""
     took: float | None = None
     """Seconds that the last successful retrieval took."""
     last_page_ok_at: float | None = None
@@ -76,6 +76,11 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from that boot to the writing."""
     metadata: str = ""
     """The `Metadata` of the last good response, as JSON; empty: none."""
+
+    def __post_init__(self) -> None:
+        if self.body is not None and self.body_hash is None:
+            digest = hashlib.sha256(unpack_body(self.body)).digest()
+            msgspec.structs.force_setattr(self, "body_hash", digest)
 
 
 class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -326,14 +331,6 @@ def sighting(record: OriginRecord) -> Sighting | None:
         record.good_outcome or record.outcome,
         record.good_status if record.good_outcome is not None else record.status,
     )
-
-
-def with_hash(record: OriginRecord) -> OriginRecord:
-    """Return the record with its body's hash, which is computed if it is missing."""
-    if record.body is None or record.body_hash is not None:
-        return record
-    digest = hashlib.sha256(unpack_body(record.body)).digest()
-    return msgspec.structs.replace(record, body_hash=digest)
 
 
 def merge_sightings(

@@ -24,11 +24,12 @@ All functions run in the thread that owns the connection; writes run inside its 
 # ruff: noqa: S608 - the statements are built from constants of this module
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,6 +152,15 @@ def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageE
     )
 
 
+@contextlib.contextmanager
+def explained(path: Path, *, opening: bool = False) -> Iterator[None]:
+    """Raise StorageError, with its remedy, for what using the file raises; see `unusable`."""
+    try:
+        yield
+    except FAULTS as error:
+        raise unusable(path, error, opening=opening) from error
+
+
 def told(error: Exception) -> str:
     """Return an error's message in printable characters: SQLite's may quote a damaged file."""
     return printable(str(error) or type(error).__name__, _MAX_TOLD)
@@ -215,16 +225,13 @@ def _create(path: Path) -> None:
         # Readable by the owner alone: it shows which sites were crawled. SQLite gives -wal and
         # -shm the mode of their database.
         os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = sqlite3.connect(new, isolation_level=None)
-        try:
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             _create_tables(connection)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode = WAL")
-        finally:
-            connection.close()
         new.replace(path)
     except (OSError, sqlite3.Error) as error:
         kind = DiskFull if _is_disk_full(path, error) else StorageError
@@ -244,9 +251,9 @@ def _rename_old_wal(path: Path) -> None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection for the writer and migrate the schema. Raises StorageError."""
-    connection: sqlite3.Connection | None = None
-    try:
+    with explained(path, opening=True), contextlib.ExitStack() as on_error:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+        on_error.callback(connection.close)
         version = _checked_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
         # FULL: a commit is on the disk when it returns, so the journal may be deleted after it.
@@ -258,12 +265,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # The pages of a large file are not checked, and the writer starts with these numbers.
         for name in ("absorbed", "history_bytes"):
             get_meta(connection, name)
-    except (*FAULTS, StorageError) as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, StorageError):
-            raise
-        raise unusable(path, error, opening=True) from error
+        on_error.pop_all()
     return connection
 
 
@@ -290,23 +292,18 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     """Return a connection for reading, usable while another one writes. Raises StorageError."""
     # The header is not checked: closing that descriptor would drop the locks that the writer's
     # connection in this process holds on the file.
-    connection: sqlite3.Connection | None = None
-    try:
+    with explained(path), contextlib.ExitStack() as on_error:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         connection = sqlite3.connect(
             uri, uri=True, isolation_level=None, timeout=5.0, check_same_thread=False
         )
-        version = _version(connection)
-    except FAULTS as error:
-        if connection is not None:
-            connection.close()
-        raise unusable(path, error) from error
-    if version != VERSION:
-        connection.close()
-        raise StorageError(
-            f"{path}: schema version {version}, this gatekeeper reads {VERSION}; "
-            "start the gatekeeper that belongs to it, which brings an older file up to date"
-        )
+        on_error.callback(connection.close)
+        if (version := _version(connection)) != VERSION:
+            raise StorageError(
+                f"{path}: schema version {version}, this gatekeeper reads {VERSION}; "
+                "start the gatekeeper that belongs to it, which brings an older file up to date"
+            )
+        on_error.pop_all()
     return connection
 
 

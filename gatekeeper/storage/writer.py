@@ -36,7 +36,6 @@ from gatekeeper.storage.base import (
     Pending,
     StorageStats,
     WriteBatch,
-    with_hash,
 )
 from gatekeeper.storage.journal import DatabaseLock, FileLock, Journal
 from gatekeeper.storage.schema import (
@@ -138,7 +137,6 @@ class Writer:
 
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record with the next batch."""
-        record = with_hash(record)
         with self._condition:
             self._check_running()
             self._pending.put_origin(record)
@@ -611,11 +609,11 @@ class Committer:
         """Write each record in its own savepoint, so that an invalid one affects no other."""
         grown = 0
         for origin, record in batch.origins.items():
-            seen = batch.sightings.get(origin)
-            one = WriteBatch({origin: record}, {origin: seen} if seen else {}, {}, batch.sequence)
-            grown += self._try_one(one)
+            grown += self._try_one(
+                WriteBatch({origin: record}, {origin: batch.sightings.get(origin, [])})
+            )
         for scope, clock in batch.clocks.items():
-            self._try_one(WriteBatch({}, {}, {scope: clock}, batch.sequence))
+            self._try_one(WriteBatch(clocks={scope: clock}))
         return grown
 
     def _try_one(self, one: WriteBatch) -> int:

@@ -15,7 +15,6 @@ from gatekeeper.storage.base import (
     StorageStats,
     WriteBatch,
     sighting,
-    with_hash,
 )
 from gatekeeper.storage.writer import Committer
 
@@ -63,7 +62,6 @@ class MemoryStorage:
 
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record. Its body is added to the origin's history."""
-        record = with_hash(record)
         seen, origin = sighting(record), record.origin
         sightings = {} if seen is None else {origin: [seen]}
         self._committer.commit(WriteBatch({origin: record}, sightings))
