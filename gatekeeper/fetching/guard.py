@@ -45,12 +45,7 @@ from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.limits import PrioritySemaphore, current_deadline
-from gatekeeper.library_internals import (
-    DialConnector,
-    close_pooled,
-    limit_heads,
-)
-from gatekeeper.urls import UrlCache
+from gatekeeper.library_internals import DialConnector, close_pooled, limit_heads
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
@@ -250,15 +245,12 @@ class GuardedConnector(DialConnector):
         resolver: AbstractResolver | None,
         *,
         deny: Deny,
-        url_cache: UrlCache | None = None,
         max_idle: int | None = None,
         **options: Any,
     ) -> None:
-        """`resolver` None: the system's. `url_cache`: the cache that has parsed the requests' URLs,
-        if there is one. `max_idle`: idle connections to keep (`fetch.max_idle_connections`).
-        `options` are passed to aiohttp.TCPConnector."""
+        """`resolver` None: the system's. `max_idle`: idle connections to keep
+        (`fetch.max_idle_connections`). `options` are passed to aiohttp.TCPConnector."""
         self.guard = guard
-        self._url_cache = url_cache or UrlCache()
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_version = guard.version
@@ -306,12 +298,10 @@ class GuardedConnector(DialConnector):
             self._drop_judged()
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
-        url, cache = req.url, self._url_cache
-        passed = url is cache.last and self.guard.passed(cache.origin)
-        if not passed and (refusal := self.guard.refuses_url(str(url))) is not None:
+        if (refusal := self.guard.refuses_url(str(req.url))) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:
-            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, url)
+            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, req.url)
         return _connect(self, req, traces, timeout)
 
     @staticmethod

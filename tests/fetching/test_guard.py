@@ -79,15 +79,15 @@ def test_refusals_are_equal_by_value_and_immutable() -> None:
 # -- cached verdicts
 
 
-def test_a_known_authority_is_judged_without_being_parsed_again(monkeypatch) -> None:
+def test_the_verdict_about_an_authority_is_cached(monkeypatch) -> None:
     guard = Guard()
     assert guard.refuses_url("http://good.example.com/1") is None
     assert guard.refuses_url("http://10.1.2.3/1")
 
-    def never(raw: str) -> urls.Target:
-        raise AssertionError(f"{raw} was parsed again")
+    def never(_: Guard, target: urls.Target) -> None:
+        raise AssertionError(f"{target.origin} was judged again")
 
-    monkeypatch.setattr(urls, "parse", never)
+    monkeypatch.setattr(Guard, "_judge_origin", never)
     assert guard.refuses_url("http://good.example.com/2?x=y") is None
     assert guard.refuses_url("http://10.1.2.3/2").kind is Kind.PRIVATE
 
