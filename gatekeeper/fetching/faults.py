@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache, partial
 from ipaddress import ip_address
-from operator import itemgetter
+from itertools import takewhile
 from typing import Final
 
 import aiohttp
@@ -100,12 +100,14 @@ class Uptime(msgspec.Struct, eq=False, gc=False):
 
 
 class _Suspect(msgspec.Struct, eq=False):
-    """An origin that failed as it would with a lost uplink."""
+    """An origin that failed."""
 
     group: int
     """The number of its site; see `LocalFaults._group_of_origin`."""
     recent: bool
     """It had answered recently when it failed."""
+    evidence: bool = False
+    """It failed as it would with a lost uplink; else it gave no answer for an unknown reason."""
     at: float = 0.0
     """When it last failed."""
     undo: list[Callable[[], object]] = []
@@ -139,21 +141,18 @@ class LocalFaults:
         """The number of faults so far."""
         self.unanswered: set[str] = set()
         """During a fault: hosts whose last attempt failed."""
-        self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
+        self._suspects: dict[str, _Suspect] = {}
+        """Origins that failed lately, in order of time."""
         self._group_of: dict[str, int] = {}
         """Domain or address -> the number of its site; filled only while there are suspects."""
-        self._hints: OrderedDict[str, _Suspect] = OrderedDict()
-        """Origins that gave no answer for an unknown reason."""
         self._awaited: set[str] | None = None
         """Origins being probed to find out whether our network fails; None: no probe is needed."""
-        self._probes_sent = False
-        """`next_probes` has returned the pending origins."""
-        self._recent_origins: deque[str] = deque()
-        """During a fault: origins that answered recently, probed in rotation."""
-        self._newcomers: OrderedDict[str, None] = OrderedDict()
+        self._newcomers: dict[str, None] = {}
         """During a fault: origins that were never asked before."""
-        self._probes: deque[str] = deque(maxlen=MIN_FAILED_SITES)
-        """During a fault: one suspect of each site, probed in rotation if no others are left."""
+        self._rotation: deque[str] = deque(maxlen=MIN_FAILED_SITES)
+        """During a fault: origins that are probed in rotation. They answered recently (`_recent`),
+        or else are one suspect of each site."""
+        self._recent = False
         self._involved: set[str] = set()
         """Origins that were suspected or probed during this fault."""
         self._quiet = _MIN_QUIET_SECONDS
@@ -216,17 +215,17 @@ class LocalFaults:
         self._forget_old(now)
         if self._awaited is not None and evidence:
             self._awaited.discard(origin)
-        among = self._suspects if evidence else self._hints
-        suspect = among.get(origin)
+        suspect = self._suspects.pop(origin, None)  # put back as the latest one
         if suspect is None:
             answered_at = self.answered_at.get(origin)
             recent = answered_at is not None and began - answered_at <= RECENT_SECONDS
-            group = self._group_of_origin(origin, addresses)
-            suspect = among[origin] = _Suspect(group, recent=recent)
+            suspect = _Suspect(self._group_of_origin(origin, addresses), recent=recent)
+        make_room(self._suspects, _MAX_ORIGINS)
+        self._suspects[origin] = suspect
         suspect.at = now
+        suspect.evidence |= evidence
         if undo is not None and len(suspect.undo) < _MAX_UNDO:
             suspect.undo.append(undo)
-        among.move_to_end(origin)
         self.doubtful = True
         return self._judge(now)
 
@@ -254,10 +253,9 @@ class LocalFaults:
             return True
         if origin not in self._involved:
             first = not self._newcomers
+            self._newcomers.pop(origin, None)  # the latest is probed first
+            make_room(self._newcomers, _MAX_ORIGINS)
             self._newcomers[origin] = None
-            self._newcomers.move_to_end(origin)
-            if len(self._newcomers) > _MAX_ORIGINS:
-                self._newcomers.popitem(last=False)
             if first and self._pause > _NEXT_PROBE_SECONDS:
                 self._pause = _NEXT_PROBE_SECONDS
                 self._set_probe(now)
@@ -272,8 +270,6 @@ class LocalFaults:
         """Return the seconds until `next_probes` is due, or None if no probe is planned."""
         if self.active:
             return max(0.0, self._probe_at - now)
-        if self._awaited and not self._probes_sent:
-            return 0.0
         return None if self._judge_at is None else max(0.0, self._judge_at - now)
 
     def next_probes(self, now: float) -> list[str]:
@@ -282,27 +278,23 @@ class LocalFaults:
             self._judge_at = None
             self._judge(now)
         if not self.active:
-            self._probes_sent = True
             return sorted(self._awaited or ())
         chosen: list[str] = []
-        for _ in range(min(_RECENT_PER_PROBE, len(self._recent_origins))):
-            self._recent_origins.rotate(-1)
-            chosen.append(self._recent_origins[-1])
-        while self._newcomers and len(chosen) < _MAX_PROBED:
+        while self._newcomers and len(chosen) < _MAX_PROBED - _RECENT_PER_PROBE:
             origin, _ = self._newcomers.popitem()
             self._involved.add(origin)
             chosen.append(origin)
-        if self._probes and not self._recent_origins:
-            self._probes.rotate(-1)
-            chosen.append(self._probes[-1])
-        swift = self._recent_origins or self._newcomers
+        for _ in range(min(_RECENT_PER_PROBE if self._recent else 1, len(self._rotation))):
+            self._rotation.rotate(-1)
+            chosen.append(self._rotation[-1])
+        swift = self._recent or self._newcomers
         self._pause = _NEXT_PROBE_SECONDS if swift else min(self._pause * 2, _MAX_PROBE_SECONDS)
         self._set_probe(now)
         return chosen
 
     def close(self) -> None:
         """Discard the undo callbacks, as the records are no longer used."""
-        for suspect in (*self._suspects.values(), *self._hints.values()):
+        for suspect in self._suspects.values():
             suspect.undo.clear()
 
     # -- inside ----------------------------------------------------------------------
@@ -316,32 +308,32 @@ class LocalFaults:
                 return self._begin(now)
             self._judge_at = quiet_at  # an answer may be about to arrive, and refute the fault
             self._on_doubt()
-        recent_groups = {one.group for one in self._suspects.values() if one.recent}
+        recent = [one for one in self._suspects.values() if one.recent]
         if self._awaited is None:
-            hints = {one.group for one in self._hints.values() if one.recent}
-            if len(recent_groups | hints) < MIN_RECENT_SITES:
+            if len({one.group for one in recent}) < MIN_RECENT_SITES:
                 return False
             self._awaited = self._witnesses(now)
-            self._probes_sent = False
             if self._awaited:
+                self._judge_at = now  # the probes are due
                 self._on_doubt()
         if self._awaited:
             return False
         self._awaited = None
-        if len(recent_groups) >= MIN_RECENT_SITES:
+        if len({one.group for one in recent if one.evidence}) >= MIN_RECENT_SITES:
             return self._begin(now)
-        self._hints.clear()  # they were probed: something answered, or there was no evidence
+        # The others were probed: something answered, or there was no evidence.
+        self._suspects = {name: one for name, one in self._suspects.items() if one.evidence}
         self._forget_old(now)
         return False
 
     def _witnesses(self, now: float) -> set[str]:
         """Return origins whose probes tell whether our network fails: those without an answer for
         an unknown reason, and a few others that answered recently."""
-        hints = [*self._hints.items()][-MIN_RECENT_SITES:]
-        chosen = {origin for origin, one in hints if one.recent}
-        sites = {site_of(origin) for origin in (*self._suspects, *self._hints)}
+        hints = [name for name, one in self._suspects.items() if one.recent and not one.evidence]
+        chosen = set(hints[-MIN_RECENT_SITES:])
+        sites = {site_of(origin) for origin in self._suspects}
         others = 0
-        for origin, when in sorted(self.answered_at.items(), key=itemgetter(1), reverse=True):
+        for origin, when in reversed(self.answered_at.items()):
             if others >= MIN_RECENT_SITES or now - when > RECENT_SECONDS:
                 break
             if site_of(origin) not in sites:
@@ -351,24 +343,27 @@ class LocalFaults:
         return chosen
 
     def _begin(self, now: float) -> bool:
-        suspects = [*self._suspects.items(), *self._hints.items()]
-        failed = {origin for origin, _ in suspects}
-        recent = [one for one in self.answered_at.items() if now - one[1] <= RECENT_SECONDS]
-        recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # those that did not fail first
+        suspects = self._suspects.copy()
+        recent = [
+            origin
+            for origin, when in reversed(self.answered_at.items())
+            if now - when <= RECENT_SECONDS
+        ]
+        recent.sort(key=suspects.__contains__)  # those that did not fail first
         self._clear()
         self.active = True
         self.doubtful = True
         self.uptime.stopped_at = now
         self.count += 1
-        self._recent_origins.extend(origin for origin, _ in recent[:MIN_FAILED_SITES])
-        self._recent_origins.rotate(_RECENT_PER_PROBE - 1)
-        self._probes.extend({one.group: origin for origin, one in suspects}.values())
-        self._involved.update(failed)
-        self.unanswered.update(map(host_of, failed))
+        self._recent = bool(recent)
+        sites = {one.group: origin for origin, one in suspects.items()}
+        self._rotation.extend(recent[:MIN_FAILED_SITES] or sites.values())
+        self._involved.update(suspects)
+        self.unanswered.update(map(host_of, suspects))
         self._pause = _FIRST_PROBE_SECONDS
         self._set_probe(now)
         self._on_change(True)
-        for _, one in suspects:
+        for one in suspects.values():
             for undo in reversed(one.undo):
                 undo()
         self._on_doubt()
@@ -379,17 +374,15 @@ class LocalFaults:
         self.doubtful = False
         self._awaited = self._judge_at = None
         self._suspects.clear()
-        self._hints.clear()
         self._group_of.clear()
-        self._recent_origins.clear()
         self._newcomers.clear()
-        self._probes.clear()
+        self._rotation.clear()
         self._involved.clear()
         self.unanswered.clear()
 
     def _group_of_origin(self, origin: str, addresses: Iterable[str]) -> int:
         """Return the number of the origin's site, shared by all origins of a domain or address."""
-        names = (site_of(origin), *map(_normal_address, addresses))
+        names = (site_of(origin), *addresses)
         known = [self._group_of[name] for name in names if name in self._group_of]
         group = known[0] if known else len(self._group_of) + 1
         for name in names:
@@ -398,7 +391,7 @@ class LocalFaults:
 
     def _many_sites_fail(self, now: float) -> bool:
         """Return True if enough sites have failed within the window, and enough of those tried."""
-        failed = len({one.group for one in self._suspects.values()})
+        failed = len({one.group for one in self._suspects.values() if one.evidence})
         if failed < MIN_FAILED_SITES:
             return False
         return failed >= MIN_FAILED_SHARE * (failed + self._answered_sites(now))
@@ -413,13 +406,10 @@ class LocalFaults:
         return sites
 
     def _forget_old(self, now: float) -> None:
-        for among in (self._suspects, self._hints):
-            while among:
-                origin, oldest = next(iter(among.items()))
-                if now - oldest.at <= WINDOW_SECONDS and len(among) <= _MAX_ORIGINS:
-                    break
-                del among[origin]
-        if not self._suspects and not self._hints:
+        suspects = self._suspects
+        for origin in [*takewhile(lambda one: now - suspects[one].at > WINDOW_SECONDS, suspects)]:
+            del suspects[origin]
+        if not suspects:
             self._clear()
 
     def _set_probe(self, now: float) -> None:
@@ -453,14 +443,6 @@ def _private_suffix() -> Callable[[str], str | None]:
         return lambda _host: None
     suffix: Callable[[str], str | None] = PublicSuffixList().privatesuffix
     return suffix
-
-
-def _normal_address(address: str) -> str:
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 class Uplink:
