@@ -34,8 +34,7 @@ import aiohttp
 import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer
-from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.outcomes import classify
+from gatekeeper.fetching.outcomes import classify_error
 from gatekeeper.urls import host_of, make_room
 
 WINDOW_SECONDS: Final = 10.0
@@ -75,7 +74,6 @@ _SILENT_SECONDS: Final = 8.0
 """Seconds without any answer after which requests in flight are examined."""
 _IDLE_SECONDS: Final = 60.0
 """Seconds without an answer, or a request that waits for one, after which checks stop."""
-_DEFAULTS: Final = FetchConfig()
 
 
 class Uptime(msgspec.Struct, eq=False, gc=False):
@@ -498,7 +496,7 @@ class Uplink:
         if origin is None:
             return  # not a lease of this package
         connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
-        if classify(error=error, config=_DEFAULTS, connected=connected).row.local:
+        if classify_error(error, connected=connected).row.local:
             began: float = getattr(lease, "started_at", 0.0)
             self.faults.failed(origin, began=began, now=self._clock.monotonic())
 

@@ -57,6 +57,8 @@ class RetrievalDeadline:
         """Cancels the request under way."""
         self.connected: bool = False
         """True once the request under way has its connection."""
+        self.connect_only: bool = False
+        """Set by the caller if no request is to be sent."""
 
     def __deepcopy__(self, _: object) -> Self:
         """Return self: mocks of aiohttp deep-copy their arguments, and a task can't be copied."""

@@ -1,10 +1,11 @@
 """The outcomes of retrieving a robots.txt, and their consequences. Pure: no clock, no I/O.
 
 One table defines everything about an outcome: the verdict, the reason, how long to cache it and
-whether to retry. `classify` finds the row of a response or an exception; whatever has no row is
-`INTERNAL`, which defers, so that nothing unforeseen allows. The module also has the checks whether
-a body is a text, a page or neither (linear in the body), freshness (RFC 9111 section 4.2), the
-retry schedule after failures (RFC 9309 section 2.3.1.4), and the inputs and results of a retrieval.
+whether to retry. `classify_head` finds the row of a response, `classify_error` that of an
+exception; whatever has no row is `INTERNAL`, which defers, so that nothing unforeseen allows. The
+module also has the checks whether a body is a text, a page or neither (linear in the body),
+freshness (RFC 9111 section 4.2), the retry schedule after failures (RFC 9309 section 2.3.1.4), and
+the inputs and results of a retrieval.
 
 Times are seconds; "now" is wall time, which sites use in their headers.
 """
@@ -186,7 +187,7 @@ GUARD_REFUSALS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
 """Outcomes caused by our own guard, not by the site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
-_CHALLENGE_STATUS = frozenset({202, 403, 405, 503})
+_CHALLENGE_STATUS = frozenset({403, 405, 503})
 _SPECIAL_2XX = {
     203: Outcome.TRANSFORMED_RULES,
     204: Outcome.EMPTY,  # RFC 9309 section 2.3.1.1 (HTTP-18)
@@ -195,47 +196,20 @@ _SPECIAL_2XX = {
 }
 
 
-def classify(
-    *,
-    status: int | None = None,
-    headers: Mapping[str, str] | None = None,
-    error: BaseException | None = None,
-    config: FetchConfig,
-    first_hop: bool = True,
-    connected: bool = True,
+def classify_head(
+    status: int, headers: Mapping[str, str] | None = None, *, config: FetchConfig
 ) -> Outcome:
-    """Return the outcome of a response's head, or of the exception raised instead.
+    """Return the outcome of a response's head.
 
-    `headers` are looked up in lower case (any case-insensitive mapping will do). `first_hop`: the
-    request went to the origin itself, not to a redirect. `connected`: for an error, whether there
-    was a connection already. A 2xx gives RULES: the body decides between rows 1 to 5 (see
-    `classify_body`).
+    `headers` are looked up in lower case (any case-insensitive mapping will do). A 2xx gives RULES:
+    the body decides between rows 1 to 5 (see `classify_body`).
 
-    >>> classify(status=404, config=FetchConfig()).row.verdict
+    >>> classify_head(404, config=FetchConfig()).row.verdict
     <Verdict.ALLOW: 'allow'>
-    >>> classify(error=TimeoutError(), config=FetchConfig()).row.verdict
-    <Verdict.DEFER: 'defer'>
     """
-    if error is not None:
-        return _of_error(error, first_hop=first_hop, connected=connected)
-    if status is None:
-        return Outcome.INTERNAL
-    if config.challenge == "defer" and _is_challenge(status, headers or {}):
+    headers = headers or {}
+    if config.challenge == "defer" and _is_challenge(status, headers):
         return Outcome.CHALLENGE
-    return _of_status(status, headers or {}, config)
-
-
-def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
-    # Row 7: the site answered with a challenge page, not with the file.
-    if status == 202:
-        return True
-    if status not in _CHALLENGE_STATUS:
-        return False
-    mitigated = headers.get("cf-mitigated", "").strip().lower()
-    return mitigated == "challenge" or bool(headers.get("x-amzn-waf-action"))
-
-
-def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> Outcome:
     if 400 <= status <= 499:
         return _of_client_error(status, headers, config)
     if 500 <= status <= 599:
@@ -249,6 +223,16 @@ def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> 
     if 300 <= status <= 399:
         return Outcome.BAD_REDIRECT  # row 12: 300, 305, 306
     return Outcome.INVALID_RESPONSE  # row 8: a final 1xx, 600 and above
+
+
+def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
+    # Row 7: the site answered with a challenge page, not with the file.
+    if status == 202:
+        return True
+    if status not in _CHALLENGE_STATUS:
+        return False
+    mitigated = headers.get("cf-mitigated", "").strip().lower()
+    return mitigated == "challenge" or bool(headers.get("x-amzn-waf-action"))
 
 
 def _of_client_error(status: int, headers: Mapping[str, str], config: FetchConfig) -> Outcome:
@@ -278,7 +262,17 @@ _NO_SUCH_NAME = frozenset(
 _ARES_NO_SUCH_NAME = ((1,), (4,))  # ENODATA, ENOTFOUND
 
 
-def _of_error(error: BaseException, *, first_hop: bool, connected: bool) -> Outcome:
+def classify_error(
+    error: BaseException, *, first_hop: bool = True, connected: bool = True
+) -> Outcome:
+    """Return the outcome of the exception that was raised instead of a response.
+
+    `first_hop`: the request went to the origin itself, not to a redirect. `connected`: there was a
+    connection already.
+
+    >>> classify_error(TimeoutError()).row.verdict
+    <Verdict.DEFER: 'defer'>
+    """
     chain = causes(error)
     if any(isinstance(cause, AddressRefused) for cause in chain):
         return Outcome.BLOCKED if first_hop else Outcome.EGRESS_POLICY
@@ -513,15 +507,6 @@ def metadata_of(
     lasting = 0.0 if until is None else max(0.0, until - (now if date is None else date))
     # `Expires: 0` means: expired.
     return Metadata(brief, max_age, None if expires is None else lasting, coding)
-
-
-def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
-    """Read the lifetime of an answer that is not a 304.
-
-    >>> lifetime({"Cache-Control": "max-age=600", "Age": "500"}, 0.0).seconds
-    100.0
-    """
-    return metadata_of(headers, now).lifetime(age_of(headers))
 
 
 def fresh_for(cache_time: CacheTime, said: Lifetime, cache: CacheConfig) -> float:
