@@ -154,9 +154,8 @@ class LocalFaults:
         self._involved: set[str] = set()
         """Origins that were suspected or probed during this fault."""
         self._quiet = _MIN_QUIET_SECONDS
-        self._judge_at: float | None = None
-        """When to judge again, even without new evidence."""
-        self._probe_at = 0.0
+        self._due: float | None = None
+        """When to judge again, even without new evidence; during a fault, when to probe."""
         self._pause = _FIRST_PROBE_SECONDS
         self.uptime: Uptime = Uptime()
         """In its seconds outages are measured: no origin's 12 hours or 30 days elapse while our own
@@ -262,18 +261,16 @@ class LocalFaults:
 
     def retry_at(self, now: float) -> float:
         """Return the moment of the next attempt during a fault."""
-        return max(self._probe_at, now + _FIRST_PROBE_SECONDS)
+        return max(self._due or now, now + _FIRST_PROBE_SECONDS)
 
     def pause(self, now: float) -> float | None:
         """Return the seconds until `next_probes` is due, or None if no probe is planned."""
-        if self.active:
-            return max(0.0, self._probe_at - now)
-        return None if self._judge_at is None else max(0.0, self._judge_at - now)
+        return None if self._due is None else max(0.0, self._due - now)
 
     def next_probes(self, now: float) -> list[str]:
         """Return the origins to probe now: those that answered recently, newcomers, suspects."""
-        if self._judge_at is not None and now >= self._judge_at:
-            self._judge_at = None
+        if not self.active and self._due is not None and now >= self._due:
+            self._due = None
             self._judge(now)
         if not self.active:
             return sorted(self._awaited or ())
@@ -301,10 +298,10 @@ class LocalFaults:
         """Begin a fault if the evidence is sufficient and return True. If it is only suspected,
         choose origins that answered recently to be probed."""
         quiet_at = self.last_answer + self._quiet
-        if (now >= quiet_at or self._judge_at is None) and self._many_sites_fail(now):
+        if (now >= quiet_at or self._due is None) and self._many_sites_fail(now):
             if now >= quiet_at:
                 return self._begin(now)
-            self._judge_at = quiet_at  # an answer may be about to arrive, and refute the fault
+            self._due = quiet_at  # an answer may be about to arrive, and refute the fault
             self._on_doubt()
         recent = [one for one in self._suspects.values() if one.recent]
         if self._awaited is None:
@@ -312,7 +309,7 @@ class LocalFaults:
                 return False
             self._awaited = self._witnesses(now)
             if self._awaited:
-                self._judge_at = now  # the probes are due
+                self._due = now  # the probes
                 self._on_doubt()
         if self._awaited:
             return False
@@ -370,7 +367,7 @@ class LocalFaults:
     def _clear(self) -> None:
         """Clear all suspicion."""
         self.doubtful = False
-        self._awaited = self._judge_at = None
+        self._awaited = self._due = None
         self._suspects.clear()
         self._group_of.clear()
         self._newcomers.clear()
@@ -411,7 +408,7 @@ class LocalFaults:
             self._clear()
 
     def _set_probe(self, now: float) -> None:
-        self._probe_at = now + self._pause * self._rng.uniform(0.8, 1.2)
+        self._due = now + self._pause * self._rng.uniform(0.8, 1.2)
 
 
 @lru_cache(20_000)

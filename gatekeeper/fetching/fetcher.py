@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from yarl import URL
 
 from gatekeeper.clock import Clock, SharedTimer
-from gatekeeper.config import Config, FetchConfig, PacingConfig
+from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import (
     GateClosed,
     HoldLapsed,
@@ -303,7 +303,13 @@ class Fetcher:
         signer: RequestSigner | None = None,
     ) -> None:
         self._lent = session
-        self._headers = _headers(user_agent, config.fetch)
+        self._headers = {
+            "User-Agent": user_agent,
+            "Accept": _ACCEPT,
+            "Accept-Encoding": _ACCEPT_ENCODING,
+        }
+        if config.fetch.from_address:  # RFC 9110 section 10.1.5 (HTTP-12)
+            self._headers["From"] = config.fetch.from_address
         self._config = config.fetch
         self._clock = clock
         self._acquire = acquire
@@ -685,14 +691,6 @@ class _Redirects:
         return msgspec.structs.replace(
             self._result(reply), outcome=outcome, body=None, etag=None, last_modified=None
         )
-
-
-def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
-    """Return the header fields of every request."""
-    headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ACCEPT_ENCODING}
-    if config.from_address:
-        headers["From"] = config.from_address  # RFC 9110 section 10.1.5 (HTTP-12)
-    return headers
 
 
 def _weak(validator: str) -> str:

@@ -23,6 +23,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from functools import partial
 from typing import Final, Protocol
 
 import aiohttp
@@ -75,26 +76,17 @@ class OutcomeRow:
     """For a failure: after 12 hours or 30 days a `Fallback` may apply."""
 
 
-def _text(
-    number: int,
-    name: str,
-    reason: Reason = Reason.NO_RULE,
-    cache_time: CacheTime = CacheTime.FRESH,
-    verdict: Verdict | None = None,
-) -> OutcomeRow:
-    return OutcomeRow(number, name, reason, cache_time, verdict, State.PARSED)
-
-
-def _absent(
-    number: int,
-    name: str,
-    reason: Reason,
-    cache_time: CacheTime = CacheTime.DAY,
-    verdict: Verdict = Verdict.ALLOW,
-) -> OutcomeRow:
-    return OutcomeRow(number, name, reason, cache_time, verdict, State.UNAVAILABLE)
-
-
+_text = partial(
+    OutcomeRow,
+    reason=Reason.NO_RULE,
+    cache_time=CacheTime.FRESH,
+    verdict=None,
+    state=State.PARSED,
+)
+_absent = partial(
+    OutcomeRow, cache_time=CacheTime.DAY, verdict=Verdict.ALLOW, state=State.UNAVAILABLE
+)
+_unclear = partial(_absent, 14, cache_time=CacheTime.SIX_HOURS)
 _failed = OutcomeRow
 _WITH_TEXT = frozenset({1, 2, 4, 6, 22})
 """Numbers of the rows with a text for the parser."""
@@ -120,7 +112,7 @@ class Outcome(Enum):
         self.has_text = row.number in _WITH_TEXT
 
     RULES = _text(1, "rules")
-    EMPTY = _text(2, "empty", Reason.EMPTY_FILE, verdict=Verdict.ALLOW)
+    EMPTY = _text(2, "empty", reason=Reason.EMPTY_FILE, verdict=Verdict.ALLOW)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
     HTML_RULES = _text(4, "html_rules")
     NOT_TEXT = _absent(5, "not_text", Reason.NOT_TEXT)
@@ -138,14 +130,12 @@ class Outcome(Enum):
     # help, so this denies, with one constant reason for clients (T2).
     BLOCKED = _failed(13, "blocked", Reason.BLOCKED, CacheTime.DAY, Verdict.DENY, lapses=False)
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
-    NO_FILE_SAID_OTHERWISE = _absent(
-        14, "no_file_said_otherwise", Reason.NO_FILE, CacheTime.SIX_HOURS
-    )
+    NO_FILE_SAID_OTHERWISE = _unclear("no_file_said_otherwise", Reason.NO_FILE)
     # Payment and licence challenges are reported, but do not decide.
-    PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, CacheTime.SIX_HOURS)
-    LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, CacheTime.SIX_HOURS)
-    ACCESS_RESTRICTED = _absent(
-        14, "access_restricted", Reason.ACCESS_RESTRICTED, CacheTime.SIX_HOURS, Verdict.DENY
+    PAYMENT_REQUIRED = _unclear("payment_required", Reason.PAYMENT_REQUIRED)
+    LICENSE_REQUIRED = _unclear("license_required", Reason.LICENSE_REQUIRED)
+    ACCESS_RESTRICTED = _unclear(
+        "access_restricted", Reason.ACCESS_RESTRICTED, verdict=Verdict.DENY
     )
     CLIENT_ERROR = _failed(15, "client_error", Reason.CLIENT_ERROR, retry=True)
     RATE_LIMITED = _failed(16, "rate_limited", Reason.RATE_LIMITED)

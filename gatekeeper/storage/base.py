@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -333,20 +333,6 @@ def sighting(record: OriginRecord) -> Sighting | None:
     )
 
 
-def merge_sightings(
-    earlier: list[Sighting], later: Iterable[Sighting], limit: int
-) -> list[Sighting]:
-    """Concatenate sightings, join equal neighbours and return the newest `limit`."""
-    merged = list(earlier)
-    for seen in later:
-        if merged and merged[-1].body_hash == seen.body_hash:
-            last = max(merged[-1].last_seen, seen.last_seen)
-            merged[-1] = merged[-1]._replace(last_seen=last)
-        else:
-            merged.append(seen)
-    return merged[-limit:]
-
-
 @dataclass(slots=True)
 class WriteBatch:
     """The records of one transaction."""
@@ -427,10 +413,17 @@ class Pending(WriteBatch):
         self.clocks.update(newer.clocks)
 
     def _add_sightings(self, origin: str, seen: list[Sighting]) -> None:
-        before = self.sightings.get(origin, [])
-        after = merge_sightings(before, seen, self._versions)
-        self.sightings[origin] = after
-        self._bytes += _body_bytes(after) - _body_bytes(before)
+        """Add sightings to the newest of an origin; those of the same body in a row are one."""
+        found = self.sightings.setdefault(origin, [])
+        self._bytes -= _body_bytes(found)
+        for one in seen:
+            if found and found[-1].body_hash == one.body_hash:
+                last = max(found[-1].last_seen, one.last_seen)
+                found[-1] = found[-1]._replace(last_seen=last)
+            else:
+                found.append(one)
+        del found[: -self._versions]
+        self._bytes += _body_bytes(found)
 
     def _drop_oldest(self) -> None:
         """Drop the oldest origin that is not on the ladder of failures, or after a short search

@@ -240,8 +240,7 @@ class Writer:
     def pending_origin(self, origin: str) -> OriginRecord | None:
         """Return an origin's record that is not in the file yet, or None."""
         with self._condition:
-            found = (batch.origins.get(origin) for batch in self._unwritten)
-            return next(filter(None, found), None)
+            return self._pending.origins.get(origin) or self._writing.origins.get(origin)
 
     def pending_clocks(self) -> dict[str, ClockRecord | None]:
         """Return the clocks that are not in the file yet; the value None means deleted."""
@@ -354,12 +353,13 @@ class Writer:
         stack.callback(connection.close)
         committer = Committer(connection, self._config, self._clock)
         stack.callback(self._journal.abandon)
-        kept = list(self._journal.replay(committer.absorbed))
+        absorbed = get_meta(connection, "absorbed") or 0
+        kept = list(self._journal.replay(absorbed))
         with self._condition:
             pending = self._pending
             # What was put before the file could be opened is newer.
             pending.clocks = {record.scope: record for _, record in kept} | pending.clocks
-            pending.sequence += max([committer.absorbed, *(sequence for sequence, _ in kept)])
+            pending.sequence += max([absorbed, *(sequence for sequence, _ in kept)])
             self._replayed = len(kept)
             self._begin_journal()
             self._committer = committer
@@ -564,7 +564,6 @@ class Committer:
         self._delete_at = clock.monotonic()
         self._put_since_deletion = 0
         self._shrink_above = 0
-        self.absorbed: int = get_meta(connection, "absorbed") or 0
         self.history_bytes: int = get_meta(connection, "history_bytes") or 0
         self.written: int = 0
         self.rejected: int = 0
@@ -589,7 +588,6 @@ class Committer:
             set_meta(self._connection, "absorbed", batch.sequence)
             set_meta(self._connection, "history_bytes", grown)
         self.history_bytes = grown
-        self.absorbed = batch.sequence
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
