@@ -24,7 +24,6 @@ from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig, as_config
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
-from gatekeeper.split_dict import SplitDict
 
 
 class Kind(StrEnum):
@@ -213,7 +212,6 @@ def remedy(kind: Kind) -> str:
 
 _log = logging.getLogger("gatekeeper.guard")
 
-MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
 MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",
@@ -244,9 +242,6 @@ class Refusal:
 
     def __str__(self) -> str:
         return "blocked"
-
-
-_NOT_CACHED: Final = Refusal(Kind.MALFORMED, "not judged yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +286,6 @@ class Guard:
         """Incremented when the settings change."""
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
-        self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
-        """Verdicts by origin; None: URLs with an ordinary path may be requested."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -310,7 +303,6 @@ class Guard:
         self._unwrap_nat64 = settings.nat64 == "unwrap"
         self._allowed, self._allowed_names = allowed, allowed_names
         self._denied, self._denied_names = denied, denied_names
-        self._verdicts.clear()
         self._logged.clear()
         self.version += 1
 
@@ -346,7 +338,6 @@ class Guard:
         except ValueError:
             raise ConfigError(f"{address!r} is not a numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
-        self._verdicts.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
         """Add refusals by kind that a guard in another process made for this one."""
@@ -369,14 +360,6 @@ class Guard:
     def _judge_target(self, target: urls.Target) -> Refusal | None:
         if target.userinfo:
             return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
-        verdicts, origin = self._verdicts, target.origin
-        known: Refusal | None = verdicts.get(origin, _NOT_CACHED)
-        if known is _NOT_CACHED:
-            verdicts.make_room(MAX_CACHED_ORIGINS)
-            known = verdicts[origin] = self._judge_origin(target)
-        return known
-
-    def _judge_origin(self, target: urls.Target) -> Refusal | None:
         if refusal := self._judge_port(target.port, target.host):
             return refusal
         if _parse_address(target.host) is not None:

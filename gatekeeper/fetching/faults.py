@@ -25,6 +25,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from ipaddress import ip_address
 from itertools import takewhile
@@ -440,6 +441,7 @@ def _private_suffix() -> Callable[[str], str | None]:
     return suffix
 
 
+@dataclass(eq=False)
 class Uplink:
     """Reports answers, failures and silence of page requests to `LocalFaults`.
 
@@ -449,30 +451,24 @@ class Uplink:
     is evidence. `LocalFaults` weighs it.
     """
 
-    def __init__(
-        self,
-        faults: LocalFaults,
-        clock: Clock,
-        sent: Callable[[], Iterable[tuple[str, float]]],
-        *,
-        busy: Callable[[], bool],
-        forgive: Callable[[str, str], object],
-    ) -> None:
-        """`sent` returns the origins of the requests without any answer yet, and since when
-        (monotonic seconds). `busy` returns True if any lease is open. `forgive` takes back the
-        error that a request was counted as, by its host and URL."""
-        self.faults = faults
-        self._clock = clock
-        self._sent = sent
-        self._busy = busy
-        self._forgive = forgive
-        self._timer = SingleTimer(clock, self._check)
+    faults: LocalFaults
+    clock: Clock
+    sent: Callable[[], Iterable[tuple[str, float]]]
+    """Returns the origins of the requests without any answer yet, and since when (monotonic
+    seconds)."""
+    busy: Callable[[], bool]
+    """Returns True if any lease is open."""
+    forgive: Callable[[str, str], object]
+    """Takes back the error that a request was counted as, by its host and URL."""
+
+    def __post_init__(self) -> None:
+        self._timer = SingleTimer(self.clock, self._check)
 
     def wake(self) -> None:
         """After a request or an answer: start checking the open leases, until there are none and
         have been none for a while."""
         if self._timer.when == math.inf:
-            self._timer.set(self._clock.monotonic() + _SILENT_SECONDS)
+            self._timer.set(self.clock.monotonic() + _SILENT_SECONDS)
 
     def close(self) -> None:
         """Stop checking."""
@@ -480,7 +476,7 @@ class Uplink:
 
     def unanswered(self, origin: str, host: str, url: str, began: float) -> None:
         """Record a request that ended without an answer and was counted as its host's error."""
-        now, undo = self._clock.monotonic(), partial(self._forgive, host, url)
+        now, undo = self.clock.monotonic(), partial(self.forgive, host, url)
         self.faults.failed(origin, began=began, now=now, undo=undo, evidence=False)
 
     def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
@@ -495,18 +491,18 @@ class Uplink:
         connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
         if classify_error(error, connected=connected).row.local:
             began: float = getattr(lease, "started_at", 0.0)
-            self.faults.failed(origin, began=began, now=self._clock.monotonic())
+            self.faults.failed(origin, began=began, now=self.clock.monotonic())
 
     def _check(self) -> None:
         """Unless there was an answer recently, report each request that was sent long ago."""
-        faults, now = self.faults, self._clock.monotonic()
-        if not self._busy() and now - faults.last_answer >= _IDLE_SECONDS:
+        faults, now = self.faults, self.clock.monotonic()
+        if not self.busy() and now - faults.last_answer >= _IDLE_SECONDS:
             faults.expect_answer()
             return
         moment = faults.last_answer + _SILENT_SECONDS
         if moment <= now:
             moment = now + _SILENT_SECONDS
-            for origin, began in self._sent():
+            for origin, began in self.sent():
                 if began + _SILENT_SECONDS <= now:
                     faults.failed(origin, began=began, now=now)
                 else:

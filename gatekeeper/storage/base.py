@@ -348,6 +348,7 @@ class WriteBatch:
         return len(self.origins) + len(self.clocks)
 
 
+@dataclass(slots=True, kw_only=True)
 class Pending(WriteBatch):
     """The records that are not yet in the file: the latest of each key.
 
@@ -357,19 +358,12 @@ class Pending(WriteBatch):
     Not thread-safe: the owner holds a lock around every call.
     """
 
-    # Declared again, because pyright requires it of a class that assigns to inherited fields.
-    origins: dict[str, OriginRecord]
-    sightings: dict[str, list[Sighting]]
-    clocks: dict[str, ClockRecord | None]
-    sequence: int
-
-    def __init__(self, *, max_origins: int, max_bytes: int, versions: int) -> None:
-        super().__init__()
-        self._max_origins = max_origins
-        self._max_bytes = max_bytes
-        self._versions = versions
-        self._bytes = 0
-        self.dropped: int = 0
+    max_origins: int
+    max_bytes: int
+    versions: int
+    """Bodies of one origin that its history keeps."""
+    dropped: int = 0
+    _bytes: int = 0
 
     def put_origin(self, record: OriginRecord) -> None:
         """Add a record, replacing the origin's previous one; its body joins the sightings."""
@@ -380,7 +374,7 @@ class Pending(WriteBatch):
         seen = sighting(record)
         if seen is not None:
             self._add_sightings(origin, [seen])
-        while len(self.origins) > self._max_origins or self._bytes > self._max_bytes:
+        while len(self.origins) > self.max_origins or self._bytes > self.max_bytes:
             if len(self.origins) <= 1:
                 break
             self._drop_oldest()
@@ -400,17 +394,12 @@ class Pending(WriteBatch):
 
     def put_back(self, batch: WriteBatch) -> None:
         """Put back a batch that could not be written; records put since then take precedence."""
-        newer = self.drain()
-        self.put_newer(batch)
-        self.put_newer(newer)
-
-    def put_newer(self, newer: WriteBatch) -> None:
-        """Merge in a batch that is newer than everything here, and takes precedence."""
-        for origin, seen in newer.sightings.items():
-            self._add_sightings(origin, seen)
-        for record in newer.origins.values():
-            self.put_origin(record)
-        self.clocks.update(newer.clocks)
+        for each in (batch, self.drain()):
+            for origin, seen in each.sightings.items():
+                self._add_sightings(origin, seen)
+            for record in each.origins.values():
+                self.put_origin(record)
+            self.clocks.update(each.clocks)
 
     def _add_sightings(self, origin: str, seen: list[Sighting]) -> None:
         """Add sightings to the newest of an origin; those of the same body in a row are one."""
@@ -422,7 +411,7 @@ class Pending(WriteBatch):
                 found[-1] = found[-1]._replace(last_seen=last)
             else:
                 found.append(one)
-        del found[: -self._versions]
+        del found[: -self.versions]
         self._bytes += _body_bytes(found)
 
     def _drop_oldest(self) -> None:
