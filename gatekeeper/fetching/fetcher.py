@@ -20,7 +20,6 @@ import aiohttp
 import msgspec
 from aiohttp.connector import Connection
 from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION
-from msgspec.structs import replace
 from yarl import URL
 
 from gatekeeper.clock import Clock, SharedTimer
@@ -33,7 +32,7 @@ from gatekeeper.errors import (
     LedgerLost,
     StorageError,
 )
-from gatekeeper.fetching.guard import connecting, dialled_addresses
+from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadline
 from gatekeeper.fetching.outcomes import (
     NO_METADATA,
@@ -377,14 +376,10 @@ class Fetcher:
     def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
-        config, limits = self._config, probe_limits.get()
-        if limits is not None:
-            config = replace(
-                config,
-                connect_timeout=min(config.connect_timeout, limits.seconds),
-                first_byte_timeout=min(config.first_byte_timeout, limits.seconds),
-            )
-        return RetrievalDeadline(self._timer, config, self._loop)
+        deadline = RetrievalDeadline(self._timer, self._config, self._loop)
+        if (limits := probe_limits.get()) is not None:
+            deadline.most = limits.seconds
+        return deadline
 
     def _session(self) -> aiohttp.ClientSession:
         """Return the second session, which is created on first use.
@@ -446,8 +441,6 @@ class Fetcher:
         `headers` are added for this request only. Raises GateClosed.
         """
         head: aiohttp.ClientResponse | None = None
-        dialled: list[str] = []
-        dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
         if (limits := probe_limits.get()) is not None:
             limits.on_request()
@@ -467,7 +460,7 @@ class Fetcher:
                 status=None if head is None else head.status,
                 headers={} if head is None else head.headers,
                 detail=failure_text(error),
-                addresses=tuple(dialled),
+                addresses=tuple(deadline.addresses),
             )
 
     async def _read_reply(self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline) -> Reply:

@@ -165,10 +165,6 @@ class _Attempt(msgspec.Struct, eq=False):
 _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", default=None)
 
 
-dialled_addresses: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
-"""A list, set by the caller, that the connector fills with the addresses dialled."""
-_MAX_DIALLED_NOTED = 16
-"""The maximum length of that list."""
 before_send: ContextVar[Callable[[], bool] | None] = ContextVar(
     "gatekeeper_before_send", default=None
 )
@@ -282,8 +278,8 @@ class GuardedConnector(DialConnector):
             raise AddressRefused
         if attempt is not None:
             attempt.dialled += 1
-        if (dialled := dialled_addresses.get()) is not None and len(dialled) < _MAX_DIALLED_NOTED:
-            dialled.append(host)
+        if (limit := current_deadline.get()) is not None:
+            limit.addresses.append(host)
         self.guard.dialled()
         return socket.socket(family, kind, proto)
 

@@ -59,6 +59,11 @@ class RetrievalDeadline:
         """True once the request under way has its connection."""
         self.connect_only: bool = False
         """Set by the caller if no request is to be sent."""
+        self.most: float = _NEVER
+        """Set by the caller: seconds for connecting, and again until the head, if less than
+        configured."""
+        self.addresses: list[str] = []
+        """The addresses dialled for the request under way, by a guarded connector."""
 
     def __deepcopy__(self, _: object) -> Self:
         """Return self: mocks of aiohttp deep-copy their arguments, and a task can't be copied."""
@@ -76,6 +81,7 @@ class RetrievalDeadline:
             raise RuntimeError("a RetrievalDeadline needs a running task")
         self._deadline = Deadline(self._timer.clock, task)
         self.connected = False
+        self.addresses = []
         self.connecting()
 
     def __exit__(
@@ -93,7 +99,7 @@ class RetrievalDeadline:
 
     def connecting(self) -> None:
         """Begin the phase of name resolution, TCP and TLS."""
-        self._start_phase(self._config.connect_timeout)
+        self._start_phase(min(self._config.connect_timeout, self.most))
 
     def queued(self) -> None:
         """Stop counting, as the request waits within this process (for the pool, for example)."""
@@ -104,7 +110,7 @@ class RetrievalDeadline:
     def sending(self) -> None:
         """Begin the phase up to the first octet of the response head."""
         self.connected = True
-        self._sent_at = self._start_phase(self._config.first_byte_timeout)
+        self._sent_at = self._start_phase(min(self._config.first_byte_timeout, self.most))
 
     def reading(self) -> float | None:
         """Begin the phase of the body. Return the seconds from sending to the response head, or
