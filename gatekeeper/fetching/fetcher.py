@@ -340,7 +340,7 @@ class Fetcher:
         """
         try:
             retrieval = await _Redirects(self, origin, validators).run()
-        except tuple(_NOT_ASKED) as error:
+        except (LeaseTimeout, StorageError, LedgerLost, GateClosed) as error:
             outcome = next(of for kind, of in _NOT_ASKED.items() if isinstance(error, kind))
             return Retrieval(outcome=outcome, detail=str(error))
         if self._lent.closed and not retrieval.outcome.good:

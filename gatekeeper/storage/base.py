@@ -169,34 +169,6 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The text's size in bytes."""
 
 
-class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since `open`, and gauges of the current state."""
-
-    pending: int = 0
-    """Records that are not yet written."""
-    written: int = 0
-    """Records written."""
-    failed_batches: int = 0
-    """Transactions that failed and are retried (because of a full disk, for example)."""
-    last_error: str | None = None
-    """Why the last transaction failed; None if it succeeded."""
-    dropped: int = 0
-    """Records dropped because too many were pending while nothing could be written."""
-    rejected: int = 0
-    """Records that the database refused individually."""
-    unjournaled: int = 0
-    """Promises that could not be appended to the journal. They are in memory and go into the
-    next batch, but are not safe from kill -9 until then."""
-    failing: str | None = None
-    """Why the journal accepts no promises now; None if it does."""
-    journal_bytes: int = 0
-    replayed: int = 0
-    """Promises replayed from the journal of an earlier process."""
-    damaged: int = 0
-    """Journal bytes skipped at the start: the torn tail of a killed process."""
-    history_bytes: int = 0
-
-
 def pack_body(text: bytes) -> tuple[bytes, bytes]:
     """Return a text's `(body, body_hash)` for an `OriginRecord`: compressed text and SHA-256.
 
@@ -262,8 +234,7 @@ class Storage(Protocol):
 
         Raises StorageError if that is impossible (a full disk, for example). The record then
         stays in memory and is made durable as soon as possible, and a caller that can still
-        refuse the request must do so. With `storage.on_failure = "continue"` it is only
-        counted, as `unjournaled`.
+        refuse the request must do so. With `storage.on_failure = "continue"` it is only logged.
         """
 
     def owe(self, record: ClockRecord) -> None:
@@ -296,9 +267,6 @@ class Storage(Protocol):
 
     async def flush(self) -> None:
         """Return when everything put so far is written. Raises StorageError if that fails."""
-
-    def stats(self) -> StorageStats:
-        """Return the counters of writes, pending records and failures."""
 
 
 # --- records that are not yet in the file ----------------------------------------------------
@@ -354,7 +322,7 @@ class Pending(WriteBatch):
 
     The number of distinct keys bounds it. Beyond `max_origins` records or `max_bytes` of
     bodies, while nothing can be written, the oldest origins are dropped (they can be fetched
-    again) and counted in `dropped`. Clocks are never dropped; the ledger bounds their number.
+    again). Clocks are never dropped; the ledger bounds their number.
     Not thread-safe: the owner holds a lock around every call.
     """
 
@@ -362,7 +330,6 @@ class Pending(WriteBatch):
     max_bytes: int
     versions: int
     """Bodies of one origin that its history keeps."""
-    dropped: int = 0
     _bytes: int = 0
 
     def put_origin(self, record: OriginRecord) -> None:
@@ -422,7 +389,6 @@ class Pending(WriteBatch):
         oldest = next(reachable, first[0].origin)
         del self.origins[oldest]
         self._bytes -= _body_bytes(self.sightings.pop(oldest, []))
-        self.dropped += 1
 
 
 def _body_bytes(seen: list[Sighting]) -> int:

@@ -76,7 +76,6 @@ class Journal:
         self._write_failed = False
         """The latest frame could not be written, although there seemed to be space."""
         self.size: int = 0
-        self.damaged: int = 0
         self.growth_bounded: bool = False
         """Whether the database refuses all writes, so that the journal's growth is bounded."""
 
@@ -89,9 +88,7 @@ class Journal:
         for generation, path in self._generations():
             self._generation = max(self._generation, generation)
             self._retired.append(path)
-            frames, damaged = read_generation(path)
-            self.damaged += damaged
-            for sequence, record in frames:
+            for sequence, record in read_generation(path):
                 if sequence > absorbed:
                     yield sequence, record
 
@@ -251,8 +248,8 @@ def preallocate(fd: int, ahead: float) -> float:
     return ahead + _PREALLOCATED_OCTETS
 
 
-def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
-    """Return a generation's intact frames, and the number of bytes outside of them.
+def read_generation(path: Path) -> list[tuple[int, ClockRecord]]:
+    """Return a generation's intact frames.
 
     Raises StorageError if the file is not a journal.
     """
@@ -266,7 +263,7 @@ def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
     if not data.startswith(HEADER):
         # The process was killed between creating the file and writing its first line.
         if HEADER.startswith(data):
-            return [], len(data)
+            return []
         raise StorageError(
             f"{path}: has the name of a journal, but is not one of gatekeeper; "
             "move it away and start again"
@@ -274,11 +271,10 @@ def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
     return _frames(data)
 
 
-def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
+def _frames(data: bytes) -> list[tuple[int, ClockRecord]]:
     frames: list[tuple[int, ClockRecord]] = []
-    position, damaged = len(HEADER), 0
+    position = len(HEADER)
     while (start := data.find(_MAGIC, position)) >= 0:
-        damaged += start - position
         position = start + _FRAME.size
         try:
             _, length, checksum = _FRAME.unpack_from(data, start)
@@ -287,13 +283,11 @@ def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
                 raise ValueError
             sequence, record = _decoder.decode(payload)
         except (struct.error, ValueError, msgspec.DecodeError):
-            damaged += 1
             position = start + 1
         else:
             frames.append((sequence, from_earlier(record)))
             position += length
-    # Unused preallocated space is not damage.
-    return frames, damaged + len(data[position:].rstrip(b"\0"))
+    return frames
 
 
 def _payload(sequence: int, record: ClockRecord) -> bytes:

@@ -23,7 +23,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import MEMORY, StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
-from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord, StorageStats
+from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord
 from gatekeeper.storage.writer import Writer
 
 T = TypeVar("T")
@@ -190,10 +190,6 @@ class SqliteStorage:
     async def flush(self) -> None:
         """Return when everything put so far is written. Raises StorageError if that fails."""
         await asyncio.wrap_future(self._writer.flush())
-
-    def stats(self) -> StorageStats:
-        """Return the counters of writes, pending records and failures."""
-        return self._writer.stats()
 
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         readers = self._check_open()

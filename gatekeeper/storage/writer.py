@@ -6,7 +6,7 @@ record is put, then gathers records for `flush_interval` and commits them togeth
 batch is returned to the buffer, where newer records take precedence, and is retried.
 
 A promise that the journal can't store is refused (or, with `on_failure = "continue"`, only
-counted). From then on the thread tries to repair the journal every second; it first appends the
+logged). From then on the thread tries to repair the journal every second; it first appends the
 promises that were missed and are in force.
 """
 
@@ -34,7 +34,6 @@ from gatekeeper.storage.base import (
     DiskFull,
     OriginRecord,
     Pending,
-    StorageStats,
     WriteBatch,
 )
 from gatekeeper.storage.journal import DatabaseLock, FileLock, Journal
@@ -90,7 +89,6 @@ class Writer:
         """When to commit; inf: nothing is pending."""
         self._tend_at = math.inf
         """When to sync the journal, or to repair it; inf: everything in it is synced."""
-        self._unjournaled = 0
         self._journal_error: str | None = None
         """Why the journal can't store promises; None if it can."""
         self._sync_failed = False
@@ -103,9 +101,6 @@ class Writer:
         self._database = DatabaseLock(path)
         self._batch_seconds = config.flush_interval
         self._failures = 0
-        self._failed_batches = 0
-        self._last_error: str | None = None
-        self._replayed = 0
 
     # Called from the loop's thread.
 
@@ -166,7 +161,6 @@ class Writer:
                 self._journal.append(sequence, record, use_reserved=use_reserved)
             except OSError as error:
                 kept = False
-                self._unjournaled += 1
                 self._missed.add(record.scope)
                 self._journal_failed(error)
             else:
@@ -255,25 +249,6 @@ class Writer:
                     return True, batch.clocks[scope]
         return False, None
 
-    def stats(self) -> StorageStats:
-        """Return the counters; those of the thread may lag behind by a batch."""
-        committer = self._committer
-        with self._condition:
-            return StorageStats(
-                pending=len(self._pending) + len(self._writing),
-                written=committer.written if committer else 0,
-                failed_batches=self._failed_batches,
-                last_error=self._last_error,
-                failing=self._journal_error,
-                dropped=self._pending.dropped,
-                rejected=committer.rejected if committer else 0,
-                unjournaled=self._unjournaled,
-                journal_bytes=self._journal.size,
-                replayed=self._replayed,
-                damaged=self._journal.damaged,
-                history_bytes=committer.history_bytes if committer else 0,
-            )
-
     def _check_running(self) -> None:
         if not self._running:
             raise StorageError(f"{self._path}: not open; records can be stored only while it is")
@@ -354,13 +329,15 @@ class Writer:
         committer = Committer(connection, self._config, self._clock)
         stack.callback(self._journal.abandon)
         absorbed = get_meta(connection, "absorbed") or 0
-        kept = list(self._journal.replay(absorbed))
+        replayed: dict[str, ClockRecord | None] = {}
+        latest = absorbed
+        for sequence, record in self._journal.replay(absorbed):
+            replayed[record.scope] = record
+            latest = max(latest, sequence)
         with self._condition:
-            pending = self._pending
             # What was put before the file could be opened is newer.
-            pending.clocks = {record.scope: record for _, record in kept} | pending.clocks
-            pending.sequence += max([absorbed, *(sequence for sequence, _ in kept)])
-            self._replayed = len(kept)
+            self._pending.clocks = replayed | self._pending.clocks
+            self._pending.sequence += latest
             self._begin_journal()
             self._committer = committer
             self._running = not self._stopping
@@ -505,7 +482,6 @@ class Writer:
             # The database now holds what the journal missed, except for newer records.
             self._missed &= self._pending.clocks.keys()
             self._failures = 0
-            self._last_error = None
             self._journal.growth_bounded = False
             # A record is to be on disk within `flush_interval`, including the commit itself.
             interval = self._config.flush_interval
@@ -526,8 +502,6 @@ class Writer:
             self._pending.put_back(batch)
             self._writing = WriteBatch()
             self._failures += 1
-            self._failed_batches += 1
-            self._last_error = schema.told(error)
             self._journal.growth_bounded = True
             wait = self._config.flush_interval * 2.0 ** min(self._failures, 16)
             retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
@@ -565,8 +539,6 @@ class Committer:
         self._put_since_deletion = 0
         self._shrink_above = 0
         self.history_bytes: int = get_meta(connection, "history_bytes") or 0
-        self.written: int = 0
-        self.rejected: int = 0
 
     def commit(self, batch: WriteBatch) -> None:
         """Commit a batch atomically, without records that the database refuses individually.
@@ -579,7 +551,6 @@ class Committer:
             if _fault_of_file(error):
                 raise
             self._commit(batch, self._write_singly)
-        self.written += len(batch)
         self._put_since_deletion += len(batch.origins)
 
     def _commit(self, batch: WriteBatch, write: Callable[[WriteBatch], int]) -> None:
@@ -622,7 +593,6 @@ class Committer:
             if _fault_of_file(error):
                 raise
             self._connection.execute("ROLLBACK TO one")
-            self.rejected += 1
             _log.error("a record was refused by the database and is not stored: %s", error)
             grown = 0
         self._connection.execute("RELEASE one")

@@ -12,7 +12,6 @@ from gatekeeper.storage.base import (
     ClockRecord,
     HistoryEntry,
     OriginRecord,
-    StorageStats,
     WriteBatch,
     sighting,
 )
@@ -114,10 +113,3 @@ class MemoryStorage:
     async def body(self, body_hash: bytes) -> bytes | None:
         """Return the decompressed text with that hash, or None if it was dropped."""
         return schema.text_of(self._connection, body_hash)
-
-    def stats(self) -> StorageStats:
-        """Return the counters of writes, and the size of the history."""
-        return StorageStats(
-            written=self._committer.written,
-            history_bytes=self._committer.history_bytes,
-        )
