@@ -11,8 +11,7 @@ from gatekeeper.storage.journal import read_generation
 
 def pending(storage: SqliteStorage) -> int:
     """Return the number of records that are not in the database yet."""
-    writer = storage._writer
-    return len(writer._pending) + len(writer._writing)
+    return sum(map(len, storage._writer._unwritten))
 
 
 def journal_error(storage: SqliteStorage) -> str | None:
@@ -22,8 +21,7 @@ def journal_error(storage: SqliteStorage) -> str | None:
 
 def history_bytes(storage: Any) -> int:
     """Return the bytes that the history of a storage counts for."""
-    holder = storage._writer if isinstance(storage, SqliteStorage) else storage
-    return int(holder._committer.history_bytes)
+    return int(getattr(storage, "_writer", storage)._committer.history_bytes)
 
 
 def journaled(path: Path) -> list[ClockRecord]:

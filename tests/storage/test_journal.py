@@ -322,11 +322,12 @@ async def test_the_journal_is_begun_anew_when_it_is_full(path: Path) -> None:
 
     config = StorageConfig(journal_bytes=500, flush_interval=3600.0)
     async with SqliteStorage(path, config=config) as storage:
+        journal = storage._writer._journal
         for n in range(12):
             storage.promise(clock(n))
-        assert storage._writer._journal.size > 500
+        assert journal.size > 500
         await storage.flush()
-        assert storage._writer._journal.size == len(HEADER)
+        assert journal.size == len(HEADER)
         names = [p.name for p in path.parent.iterdir() if ".promises-" in p.name]
         assert names == ["state.db.promises-2"]
         assert len(await storage.load_clocks()) == 12
