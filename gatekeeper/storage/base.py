@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -274,39 +274,12 @@ class Storage(Protocol):
 _MAX_LADDER_SKIPS = 16
 
 
-class Sighting(NamedTuple):
-    """A body (or a definite absence) seen at an origin over a period."""
-
-    body_hash: bytes
-    """Empty if there was no file."""
-    body: bytes | None
-    first_seen: float
-    last_seen: float
-    outcome: str
-    status: int | None
-
-
-def sighting(record: OriginRecord) -> Sighting | None:
-    """Return a record's last good slot for the history, or None if it has none."""
-    if record.body is None and record.body_hash is None and record.good_outcome is None:
-        return None
-    seen = record.fetched_at if record.good_fetched_at is None else record.good_fetched_at
-    return Sighting(
-        record.body_hash or b"",
-        record.body,
-        seen,
-        seen,
-        record.good_outcome or record.outcome,
-        record.good_status if record.good_outcome is not None else record.status,
-    )
-
-
 @dataclass(slots=True)
 class WriteBatch:
     """The records of one transaction."""
 
-    origins: dict[str, OriginRecord] = field(default_factory=dict)
-    sightings: dict[str, list[Sighting]] = field(default_factory=dict)
+    origins: dict[str, list[OriginRecord]] = field(default_factory=dict)
+    """The latest record of each origin, after earlier ones that its history needs."""
     clocks: dict[str, ClockRecord | None] = field(default_factory=dict)
     """The latest clock of each scope; None deletes it."""
     sequence: int = 0
@@ -333,14 +306,17 @@ class Pending(WriteBatch):
     _bytes: int = 0
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Add a record, replacing the origin's previous one; its body joins the sightings."""
-        origin = record.origin
+        """Add a record, the latest of its origin."""
         # Popped first, so that an origin that is put again becomes the newest.
-        self.origins.pop(origin, None)
-        self.origins[origin] = record
-        seen = sighting(record)
-        if seen is not None:
-            self._add_sightings(origin, [seen])
+        records = self.origins.pop(record.origin, [])
+        self._bytes -= _body_bytes(records)
+        # Of records with the same body in a row, the first and the latest tell when it was seen.
+        if [one.body_hash for one in records[-2:]] == [record.body_hash] * 2:
+            del records[-1]
+        records.append(record)
+        del records[: -2 * self.versions]
+        self.origins[record.origin] = records
+        self._bytes += _body_bytes(records)
         while len(self.origins) > self.max_origins or self._bytes > self.max_bytes:
             if len(self.origins) <= 1:
                 break
@@ -355,41 +331,24 @@ class Pending(WriteBatch):
 
     def drain(self) -> WriteBatch:
         """Remove all records and return them as a batch."""
-        batch = WriteBatch(self.origins, self.sightings, self.clocks, self.sequence)
-        self.origins, self.sightings, self.clocks, self._bytes = {}, {}, {}, 0
+        batch = WriteBatch(self.origins, self.clocks, self.sequence)
+        self.origins, self.clocks, self._bytes = {}, {}, 0
         return batch
 
     def put_back(self, batch: WriteBatch) -> None:
         """Put back a batch that could not be written; records put since then take precedence."""
         for each in (batch, self.drain()):
-            for origin, seen in each.sightings.items():
-                self._add_sightings(origin, seen)
-            for record in each.origins.values():
+            for record in itertools.chain.from_iterable(each.origins.values()):
                 self.put_origin(record)
             self.clocks.update(each.clocks)
-
-    def _add_sightings(self, origin: str, seen: list[Sighting]) -> None:
-        """Add sightings to the newest of an origin; those of the same body in a row are one."""
-        found = self.sightings.setdefault(origin, [])
-        self._bytes -= _body_bytes(found)
-        for one in seen:
-            if found and found[-1].body_hash == one.body_hash:
-                last = max(found[-1].last_seen, one.last_seen)
-                found[-1] = found[-1]._replace(last_seen=last)
-            else:
-                found.append(one)
-        del found[: -self.versions]
-        self._bytes += _body_bytes(found)
 
     def _drop_oldest(self) -> None:
         """Drop the oldest origin that is not on the ladder of failures, or after a short search
         just the oldest one."""
-        first = [*itertools.islice(self.origins.values(), _MAX_LADDER_SKIPS)]
-        reachable = (one.origin for one in first if one.first_unreachable_at is None)
-        oldest = next(reachable, first[0].origin)
-        del self.origins[oldest]
-        self._bytes -= _body_bytes(self.sightings.pop(oldest, []))
+        first = [*itertools.islice(self.origins.items(), _MAX_LADDER_SKIPS)]
+        reachable = (name for name, records in first if records[-1].first_unreachable_at is None)
+        self._bytes -= _body_bytes(self.origins.pop(next(reachable, first[0][0])))
 
 
-def _body_bytes(seen: list[Sighting]) -> int:
-    return sum(len(one.body) for one in seen if one.body is not None)
+def _body_bytes(records: list[OriginRecord]) -> int:
+    return sum(len(one.body) for one in records if one.body is not None)

@@ -43,7 +43,6 @@ from gatekeeper.storage.base import (
     DiskFull,
     HistoryEntry,
     OriginRecord,
-    Sighting,
     from_earlier,
     unpack_body,
 )
@@ -506,21 +505,25 @@ _SELECT_SPELLS = (
 )
 
 
-def record_sightings(
-    connection: sqlite3.Connection, origin: str, seen: Sequence[Sighting], *, versions: int
+def record_history(
+    connection: sqlite3.Connection, records: Iterable[OriginRecord], *, versions: int
 ) -> int:
-    """Add sightings of an origin, oldest first. Return by how many bytes the history grew."""
+    """Add the last good slots of records to the history, oldest first. Return by how many bytes it
+    grew."""
     grown = 0
-    for one in seen:
-        again = connection.execute(_EXTEND_SPELL, (one.last_seen, origin, one.body_hash))
+    for one in records:
+        if one.body_hash is None and one.good_outcome is None:
+            continue
+        seen = one.fetched_at if one.good_fetched_at is None else one.good_fetched_at
+        again = connection.execute(_EXTEND_SPELL, (seen, one.origin, one.body_hash or b""))
         if again.rowcount == 0:
-            grown += _insert_spell(connection, origin, one)
-            for row in connection.execute(_EXCESS_SPELLS, (origin, versions)).fetchall():
+            grown += _insert_spell(connection, one, seen)
+            for row in connection.execute(_EXCESS_SPELLS, (one.origin, versions)).fetchall():
                 grown -= _delete_spell(connection, *row)
     return grown
 
 
-def _insert_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> int:
+def _insert_spell(connection: sqlite3.Connection, one: OriginRecord, seen: float) -> int:
     size, grown = 0, HISTORY_ROW_BYTES
     if one.body_hash:
         known = connection.execute("SELECT size FROM blobs WHERE hash = ?", (one.body_hash,))
@@ -537,7 +540,10 @@ def _insert_spell(connection: sqlite3.Connection, origin: str, one: Sighting) ->
                 (one.body_hash, size, one.body),
             )
             grown += len(one.body)
-    spell = (origin, one.body_hash, one.first_seen, one.last_seen, one.outcome, one.status, size)
+    outcome, status = one.good_outcome, one.good_status
+    if outcome is None:
+        outcome, status = one.outcome, one.status
+    spell = (one.origin, one.body_hash or b"", seen, seen, outcome, status, size)
     connection.execute(_INSERT_SPELL, spell)
     return grown
 

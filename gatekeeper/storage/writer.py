@@ -40,7 +40,7 @@ from gatekeeper.storage.journal import DatabaseLock, FileLock, Journal
 from gatekeeper.storage.schema import (
     delete_old,
     get_meta,
-    record_sightings,
+    record_history,
     set_meta,
     shrink_history,
     write_clocks,
@@ -234,7 +234,8 @@ class Writer:
     def pending_origin(self, origin: str) -> OriginRecord | None:
         """Return an origin's record that is not in the file yet, or None."""
         with self._condition:
-            return self._pending.origins.get(origin) or self._writing.origins.get(origin)
+            found = self._pending.origins.get(origin) or self._writing.origins.get(origin)
+            return found[-1] if found else None
 
     def pending_clocks(self) -> dict[str, ClockRecord | None]:
         """Return the clocks that are not in the file yet; the value None means deleted."""
@@ -567,20 +568,16 @@ class Committer:
             yield
 
     def _write(self, batch: WriteBatch) -> int:
-        write_origins(self._connection, batch.origins.values())
+        write_origins(self._connection, (records[-1] for records in batch.origins.values()))
         write_clocks(self._connection, batch.clocks)
-        return sum(
-            record_sightings(self._connection, origin, seen, versions=self._config.history_versions)
-            for origin, seen in batch.sightings.items()
-        )
+        every = itertools.chain.from_iterable(batch.origins.values())
+        return record_history(self._connection, every, versions=self._config.history_versions)
 
     def _write_singly(self, batch: WriteBatch) -> int:
         """Write each record in its own savepoint, so that an invalid one affects no other."""
         grown = 0
-        for origin, record in batch.origins.items():
-            grown += self._try_one(
-                WriteBatch({origin: record}, {origin: batch.sightings.get(origin, [])})
-            )
+        for origin, records in batch.origins.items():
+            grown += self._try_one(WriteBatch({origin: records}))
         for scope, clock in batch.clocks.items():
             self._try_one(WriteBatch(clocks={scope: clock}))
         return grown

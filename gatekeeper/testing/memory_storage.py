@@ -13,7 +13,6 @@ from gatekeeper.storage.base import (
     HistoryEntry,
     OriginRecord,
     WriteBatch,
-    sighting,
 )
 from gatekeeper.storage.writer import Committer
 
@@ -61,9 +60,7 @@ class MemoryStorage:
 
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record. Its body is added to the origin's history."""
-        seen, origin = sighting(record), record.origin
-        sightings = {} if seen is None else {origin: [seen]}
-        self._committer.commit(WriteBatch({origin: record}, sightings))
+        self._committer.commit(WriteBatch({record.origin: [record]}))
         self._committer.upkeep()
 
     async def load_clocks(self) -> list[ClockRecord]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
 from gatekeeper.storage.journal import read_generation
 
@@ -26,8 +27,10 @@ def history_bytes(storage: Any) -> int:
 
 def journaled(path: Path) -> list[ClockRecord]:
     """Return what would be found in the journal if the process were killed now."""
-    return [
-        record
-        for file in sorted(path.parent.glob(f"{path.name}.promises-*"))
-        for _, record in read_generation(file)
-    ]
+    found: list[ClockRecord] = []
+    for file in sorted(path.parent.glob(f"{path.name}.promises-*")):
+        try:
+            found += [record for _, record in read_generation(file)]
+        except StorageError:  # a generation that could not be begun is removed at once
+            assert not file.exists()
+    return found
