@@ -311,7 +311,12 @@ class Guard:
 
         The addresses of a name are not known yet; they are judged when they are dialled.
         """
-        return self._report(self._judge_url(raw))
+        try:
+            target = urls.parse(raw)
+        except InvalidURL as error:
+            note = f"the guard refuses what is no http or https URL: {error.problem}"
+            return self._report(Refusal(Kind.MALFORMED, str(error), note))
+        return self.refuses_target(target)
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
         """Judge a parsed URL, such as the target of a redirect. Return None if it is allowed.
@@ -348,14 +353,6 @@ class Guard:
         return GuardStats(self.mode, dict(self._refused), self._dialled)
 
     # -- the URL stage
-
-    def _judge_url(self, raw: str) -> Refusal | None:
-        try:
-            target = urls.parse(raw)
-        except InvalidURL as error:
-            note = f"the guard refuses what is no http or https URL: {error.problem}"
-            return Refusal(Kind.MALFORMED, str(error), note)
-        return self._judge_target(target)
 
     def _judge_target(self, target: urls.Target) -> Refusal | None:
         if target.userinfo:

@@ -22,7 +22,7 @@ from aiohttp.connector import Connection
 from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION
 from yarl import URL
 
-from gatekeeper.clock import Clock, SharedTimer
+from gatekeeper.clock import Clock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import (
     GateClosed,
@@ -319,7 +319,6 @@ class Fetcher:
             clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
         )
         self._max_wait = config.pacing.backoff_max
-        self._timer = SharedTimer(clock)
         self._ssl = self._config.tls_errors != "accept" and self._config.profile != "archival"
         self._own_session: aiohttp.ClientSession | None = None
 
@@ -329,9 +328,8 @@ class Fetcher:
         self._slots.adjust(pacing.max_in_flight)
 
     def close(self) -> None:
-        """Cancel the timers, once every retrieval has ended."""
+        """Cancel the timer, once every retrieval has ended."""
         self._slots.timer.cancel()
-        self._timer.cancel()
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Retrieve the origin's robots.txt. Every failure becomes an outcome.
@@ -376,7 +374,7 @@ class Fetcher:
     def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
-        deadline = RetrievalDeadline(self._timer, self._config, self._loop)
+        deadline = RetrievalDeadline(self._slots.timer, self._config, self._loop)
         if (limits := probe_limits.get()) is not None:
             deadline.most = limits.seconds
         return deadline
@@ -681,9 +679,7 @@ class _Redirects:
 
     def _end_at_redirect(self, outcome: Outcome, reply: Reply) -> Retrieval:
         """Return the retrieval that ends with a redirect that is not followed."""
-        return msgspec.structs.replace(
-            self._result(reply), outcome=outcome, body=None, etag=None, last_modified=None
-        )
+        return self._result(msgspec.structs.replace(reply, outcome=outcome))
 
 
 def _weak(validator: str) -> str:

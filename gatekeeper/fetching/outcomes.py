@@ -545,7 +545,6 @@ _RUNGS: Final = {
     CacheTime.LONG_LADDER: tuple(60.0 * minutes for minutes in (*_MINUTES, 720, 1440)),
     CacheTime.SLOW_LADDER: tuple(3600.0 * hours for hours in (1, 2, 4, 8, 16, 24)),
     CacheTime.DAY: (DAY,),
-    CacheTime.SIX_HOURS: (SIX_HOURS,),
 }
 _JITTER: Final = 0.2
 

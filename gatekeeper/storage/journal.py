@@ -52,7 +52,7 @@ _MAX_RETIRED = 16
 _CANNOT_PREALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 """Errors of a file system that can't preallocate."""
 
-_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -98,11 +98,8 @@ class Journal:
             raise OSError(errno.EFBIG, "too many journals wait to be absorbed")
         generation = self._generation + 1
         path = self._name(generation)
-        try:
-            fd = os.open(path, _OPEN_FLAGS, 0o600)
-        except FileExistsError:
-            self._generation = generation  # left by an attempt whose clean-up failed
-            raise
+        # A file of that name is left by an attempt whose clean-up failed.
+        fd = os.open(path, _OPEN_FLAGS, 0o600)
         try:
             if os.write(fd, HEADER) != len(HEADER):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

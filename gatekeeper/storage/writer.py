@@ -72,6 +72,7 @@ class Writer:
         self._path = path
         self._config = config
         self._clock = clock
+        self._refuses = config.on_failure == "refuse"
         self._on_failure: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
         # Guarded by _condition:
@@ -177,10 +178,6 @@ class Writer:
                 "make room there or make it writable, or go on without it with "
                 'storage.on_failure = "continue"'
             )
-
-    @property
-    def _refuses(self) -> bool:
-        return self._config.on_failure == "refuse"
 
     @property
     def failing(self) -> str | None:
