@@ -130,20 +130,21 @@ mistaken."""
 # fmt: on
 
 
-_MAX_ADDRESSES = 4_096  # cached addresses in parsed form, and as many judged ones
+_MAX_ADDRESSES = 4_096  # cached addresses in parsed form
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 
-def _narrow_first(table: tuple[tuple[str, Kind | None], ...]) -> list[tuple[_Network, Kind | None]]:
+def _ranges(table: tuple[tuple[str, Kind | None], ...]) -> list[tuple[int, int, Kind | None]]:
+    """Return the first and last address of each range, and its kind; narrow ones first."""
     networks = [(ip_network(cidr), kind) for cidr, kind in table]
-    return sorted(networks, key=lambda entry: -entry[0].prefixlen)
+    networks.sort(key=lambda entry: -entry[0].prefixlen)
+    return [(int(one[0]), int(one[-1]), kind) for one, kind in networks]
 
 
-_TABLES: Final = {4: _narrow_first(IPV4_TABLE), 6: _narrow_first(IPV6_TABLE)}
+_RANGES: Final = {4: _ranges(IPV4_TABLE), 6: _ranges(IPV6_TABLE)}
 
 
-@functools.lru_cache(_MAX_ADDRESSES)
 def address_kind(ip: _Address) -> Kind | None:
     """Return why the table refuses an address, or None if it is public.
 
@@ -152,7 +153,8 @@ def address_kind(ip: _Address) -> Kind | None:
     >>> address_kind(IPv6Address("2606:4700::1111")) is None
     True
     """
-    return next(kind for network, kind in _TABLES[ip.version] if ip in network)
+    number = int(ip)
+    return next(kind for first, last, kind in _RANGES[ip.version] if first <= number <= last)
 
 
 def is_inner_name(host: str) -> bool:
@@ -499,12 +501,8 @@ def _normalized(host: str) -> str:
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
     """Return True if a name is listed, or is a subdomain of a listed `*.parent`."""
-    if not names:
-        return False
-    if name in names:
-        return True
-    labels = name.split(".")
-    return any("*." + ".".join(labels[i:]) in names for i in range(1, len(labels)))
+    parents = (f"*{name[at:]}" for at, one in enumerate(name) if one == ".")
+    return bool(names) and (name in names or any(parent in names for parent in parents))
 
 
 def _read_list(

@@ -234,10 +234,6 @@ class LocalFaults:
         self._awaited.discard(origin)
         self._judge(now)
 
-    def expect_answer(self) -> None:
-        """After a long time without requests: have the next answer reported."""
-        self.doubtful = True
-
     # -- consequences ----------------------------------------------------------------
 
     def may_ask(self, origin: str, now: float) -> bool:
@@ -287,11 +283,6 @@ class LocalFaults:
         self._pause = _NEXT_PROBE_SECONDS if swift else min(self._pause * 2, _MAX_PROBE_SECONDS)
         self._set_probe(now)
         return chosen
-
-    def close(self) -> None:
-        """Discard the undo callbacks, as the records are no longer used."""
-        for suspect in self._suspects.values():
-            suspect.undo.clear()
 
     # -- inside ----------------------------------------------------------------------
 
@@ -497,7 +488,7 @@ class Uplink:
         """Unless there was an answer recently, report each request that was sent long ago."""
         faults, now = self.faults, self.clock.monotonic()
         if not self.busy() and now - faults.last_answer >= _IDLE_SECONDS:
-            faults.expect_answer()
+            faults.doubtful = True
             return
         moment = faults.last_answer + _SILENT_SECONDS
         if moment <= now:

@@ -76,10 +76,7 @@ class RetrievalDeadline:
 
     def __enter__(self) -> None:
         """Begin a request of the current task, with the phase of connecting."""
-        task = asyncio.current_task(self._loop)
-        if task is None:  # pragma: no cover - awaiting a response requires a task
-            raise RuntimeError("a RetrievalDeadline needs a running task")
-        self._deadline = Deadline(self._timer.clock, task)
+        self._deadline = Deadline(self._timer.clock, asyncio.current_task(self._loop))
         self.connected = False
         self.addresses = []
         self.connecting()
