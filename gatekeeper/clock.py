@@ -93,15 +93,13 @@ _ROUNDING_SECONDS = 1e-3
 _PROCESS_ID = secrets.token_hex(6)
 
 
-def _own_boot(clock: Clock) -> Boot:
-    # The process id tells a forked process apart: its clock runs independently.
-    return Boot(f"{_PROCESS_ID}-{os.getpid()}-{id(clock):x}", clock.monotonic())
-
-
 def boot_of(clock: Clock) -> Boot:
     """Return `clock.boot()`, or the clock's monotonic time if it has no such method."""
     boot: Callable[[], Boot] | None = getattr(clock, "boot", None)
-    return boot() if boot is not None else _own_boot(clock)
+    if boot is not None:
+        return boot()
+    # The process id tells a forked process apart: its clock runs independently.
+    return Boot(f"{_PROCESS_ID}-{os.getpid()}-{id(clock):x}", clock.monotonic())
 
 
 class Stamp(NamedTuple):
@@ -372,7 +370,10 @@ class Deadline:
 
     __slots__ = ("_cancelling_before", "_clock", "_ended", "_task", "_timer", "fired")
 
-    def __init__(self, clock: Clock, task: asyncio.Task[Any]) -> None:
+    def __init__(self, clock: Clock, task: asyncio.Task[Any] | None) -> None:
+        """Raises RuntimeError without a task."""
+        if task is None:
+            raise RuntimeError("a deadline needs a running task")
         self._clock = clock
         self._task = task
         self._cancelling_before = task.cancelling()
@@ -419,10 +420,7 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
     The timer cancels the task; a cancellation from elsewhere at the same moment is not
     swallowed. None: no limit until `move` sets one.
     """
-    task = asyncio.current_task()
-    if task is None:  # pragma: no cover - `async with` always runs inside a task
-        raise RuntimeError("deadline() needs a running task")
-    limit = Deadline(clock, task)
+    limit = Deadline(clock, asyncio.current_task())
     limit.move(seconds)
     try:
         yield limit

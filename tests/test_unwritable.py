@@ -167,7 +167,7 @@ def journaled(path: Path) -> list[ClockRecord]:
         with suppress(FileNotFoundError):  # and removed this one, as the next one has it all
             copy = path / "copy"
             copy.write_bytes(file.read_bytes())
-            found += [record for _, record in journal.read_generation(copy)[0]]
+            found += [record for _, record in journal.read_generation(copy)]
     return found
 
 

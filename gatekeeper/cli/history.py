@@ -76,11 +76,8 @@ def run(args: argparse.Namespace) -> int:
     settings = load(args, storage__path=args.storage)
     origin = parse(args.origin).origin
     path = _state_file(settings.config.storage.path)
-    with closing(schema.open_to_read(path)) as connection:
-        try:
-            return _show(connection, origin, args)
-        except schema.FAULTS as error:
-            raise schema.unusable(path, error) from error
+    with closing(schema.open_to_read(path)) as connection, schema.explained(path):
+        return _show(connection, origin, args)
 
 
 def _state_file(configured: str | None) -> Path:

@@ -24,7 +24,6 @@ from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig, as_config
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
-from gatekeeper.split_dict import SplitDict
 
 
 class Kind(StrEnum):
@@ -62,7 +61,8 @@ class Kind(StrEnum):
     """One of our own listeners (T3)."""
 
 
-IPV4_TABLE: tuple[tuple[str, Kind], ...] = (
+IPV4_TABLE: tuple[tuple[str, Kind | None], ...] = (
+    ("0.0.0.0/0", None),
     ("0.0.0.0/8", Kind.THIS_NETWORK),  # RFC 791; Linux connects 0.0.0.0 to itself
     ("10.0.0.0/8", Kind.PRIVATE),  # RFC 1918
     ("100.64.0.0/10", Kind.SHARED),  # RFC 6598
@@ -80,9 +80,9 @@ IPV4_TABLE: tuple[tuple[str, Kind], ...] = (
     ("224.0.0.0/4", Kind.MULTICAST),  # RFC 5771
     ("240.0.0.0/4", Kind.RESERVED),  # RFC 1112, broadcast included
 )
-"""An address that is not listed is public."""
 
 IPV6_TABLE: tuple[tuple[str, Kind | None], ...] = (
+    ("::/0", Kind.RESERVED),
     ("::/96", Kind.TRANSITION),  # RFC 4291: IPv4-compatible, deprecated
     ("::/128", Kind.THIS_NETWORK),
     ("::1/128", Kind.LOOPBACK),
@@ -100,21 +100,19 @@ IPV6_TABLE: tuple[tuple[str, Kind | None], ...] = (
     ("fec0::/10", Kind.PRIVATE),  # RFC 3879: site-local, deprecated
     ("ff00::/8", Kind.MULTICAST),  # RFC 4291
 )
-"""None means public. An address that is not listed is RESERVED; of two ranges that contain an
-address the narrower one decides."""
+"""None means public. Of two ranges that contain an address the narrower one decides."""
 
-MAPPED = IPv6Network("::ffff:0:0/96")  # RFC 4291: IPv4-mapped, equal to the IPv4 address
 NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: DNS64 translates public IPv4 addresses so
 
 INNER_NAMES: tuple[str, ...] = (
-    "alt",  # RFC 9476
-    "home.arpa",  # RFC 8375
-    "internal",  # ICANN, 2024; every cloud's metadata host
-    "invalid",  # RFC 6761
-    "local",  # RFC 6762; also used for the services of clusters
-    "localdomain",  # in the /etc/hosts of some distributions
-    "localhost",  # RFC 6761
-    "onion",  # RFC 7686
+    ".alt",  # RFC 9476
+    ".home.arpa",  # RFC 8375
+    ".internal",  # ICANN, 2024; every cloud's metadata host
+    ".invalid",  # RFC 6761
+    ".local",  # RFC 6762; also used for the services of clusters
+    ".localdomain",  # in the /etc/hosts of some distributions
+    ".localhost",  # RFC 6761
+    ".onion",  # RFC 7686
 )
 """These names and their subdomains are refused, and so is every name with a single label: a search
 domain would complete it to a name of the inner network."""
@@ -132,11 +130,13 @@ mistaken."""
 # fmt: on
 
 
-def _ranges(
-    table: tuple[tuple[str, Kind | None], ...],
-) -> list[tuple[int, int, Kind | None]]:
-    """Return the first and last address of each range as integers, and its kind; narrow ones
-    first."""
+_MAX_ADDRESSES = 4_096  # cached addresses in parsed form
+_Address = IPv4Address | IPv6Address
+_Network = IPv4Network | IPv6Network
+
+
+def _ranges(table: tuple[tuple[str, Kind | None], ...]) -> list[tuple[int, int, Kind | None]]:
+    """Return the first and last address of each range, and its kind; narrow ones first."""
     networks = [(ip_network(cidr), kind) for cidr, kind in table]
     networks.sort(key=lambda entry: -entry[0].prefixlen)
     return [(int(one[0]), int(one[-1]), kind) for one, kind in networks]
@@ -145,7 +145,7 @@ def _ranges(
 _RANGES: Final = {4: _ranges(IPV4_TABLE), 6: _ranges(IPV6_TABLE)}
 
 
-def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
+def address_kind(ip: _Address) -> Kind | None:
     """Return why the table refuses an address, or None if it is public.
 
     >>> address_kind(IPv4Address("169.254.169.254"))
@@ -153,22 +153,8 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     >>> address_kind(IPv6Address("2606:4700::1111")) is None
     True
     """
-    number, default = int(ip), None if ip.version == 4 else Kind.RESERVED
-    for first, last, kind in _RANGES[ip.version]:
-        if first <= number <= last:
-            return kind
-    return default
-
-
-def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
-    """Return the IPv4 address inside a mapped (or, with `nat64`, a NAT64) address, or None.
-
-    >>> embedded_ipv4(IPv6Address("64:ff9b::7f00:1"), nat64=True)
-    IPv4Address('127.0.0.1')
-    """
-    if ip in MAPPED or (nat64 and ip in NAT64):
-        return IPv4Address(int(ip) & 0xFFFF_FFFF)
-    return None
+    number = int(ip)
+    return next(kind for first, last, kind in _RANGES[ip.version] if first <= number <= last)
 
 
 def is_inner_name(host: str) -> bool:
@@ -177,10 +163,7 @@ def is_inner_name(host: str) -> bool:
     >>> is_inner_name("metadata.google.internal"), is_inner_name("internal.example.com")
     (True, False)
     """
-    return "." not in host or host.endswith(_INNER_SUFFIXES) or host in INNER_NAMES
-
-
-_INNER_SUFFIXES = tuple(f".{name}" for name in INNER_NAMES)
+    return "." not in host or f".{host}".endswith(INNER_NAMES)
 
 
 NEEDS_RANGE = frozenset({Kind.LINK_LOCAL, Kind.LOOPBACK, Kind.THIS_NETWORK, Kind.TRANSITION})
@@ -231,11 +214,6 @@ def remedy(kind: Kind) -> str:
 
 _log = logging.getLogger("gatekeeper.guard")
 
-_Address = IPv4Address | IPv6Address
-_Network = IPv4Network | IPv6Network
-
-MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
-_MAX_ADDRESSES = 4_096  # cached addresses in parsed form
 MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",
@@ -266,9 +244,6 @@ class Refusal:
 
     def __str__(self) -> str:
         return "blocked"
-
-
-_NOT_CACHED: Final = Refusal(Kind.MALFORMED, "not judged yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +288,6 @@ class Guard:
         """Incremented when the settings change."""
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
-        self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
-        """Verdicts by origin; None: URLs with an ordinary path may be requested."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -332,7 +305,6 @@ class Guard:
         self._unwrap_nat64 = settings.nat64 == "unwrap"
         self._allowed, self._allowed_names = allowed, allowed_names
         self._denied, self._denied_names = denied, denied_names
-        self._verdicts.clear()
         self._logged.clear()
         self.version += 1
 
@@ -341,13 +313,12 @@ class Guard:
 
         The addresses of a name are not known yet; they are judged when they are dialled.
         """
-        ordinary = urls.split_ordinary(raw)  # None for a URL with userinfo
-        known = _NOT_CACHED if ordinary is None else self._verdicts.get(ordinary[0], _NOT_CACHED)
-        return self._report(self._judge_url(raw) if known is _NOT_CACHED else known)
-
-    def passed(self, origin: str) -> bool:
-        """Return True if it is known that all ordinary paths of an origin may be requested."""
-        return self._verdicts.get(origin, _NOT_CACHED) is None
+        try:
+            target = urls.parse(raw)
+        except InvalidURL as error:
+            note = f"the guard refuses what is no http or https URL: {error.problem}"
+            return self._report(Refusal(Kind.MALFORMED, str(error), note))
+        return self.refuses_target(target)
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
         """Judge a parsed URL, such as the target of a redirect. Return None if it is allowed.
@@ -374,7 +345,6 @@ class Guard:
         except ValueError:
             raise ConfigError(f"{address!r} is not a numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
-        self._verdicts.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
         """Add refusals by kind that a guard in another process made for this one."""
@@ -386,42 +356,20 @@ class Guard:
 
     # -- the URL stage
 
-    def _judge_url(self, raw: str) -> Refusal | None:
-        try:
-            target = urls.parse(raw)
-        except InvalidURL as error:
-            note = f"the guard refuses what is no http or https URL: {error.problem}"
-            return Refusal(Kind.MALFORMED, str(error), note)
-        return self._judge_target(target)
-
     def _judge_target(self, target: urls.Target) -> Refusal | None:
         if target.userinfo:
             return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
-        verdicts, origin = self._verdicts, target.origin
-        known: Refusal | None = verdicts.get(origin, _NOT_CACHED)
-        if known is _NOT_CACHED:
-            verdicts.make_room(MAX_CACHED_ORIGINS)
-            known = verdicts[origin] = self._judge_origin(target)
-        return known
-
-    def _judge_origin(self, target: urls.Target) -> Refusal | None:
         if refusal := self._judge_port(target.port, target.host):
             return refusal
-        host = target.host
-        # An address has a colon or ends with a digit.
-        literal = _parse_address(host) if ":" in host or host[-1:].isdecimal() else None
-        if literal is not None:
-            return self._judge_address(host, target.port)
-        return self._judge_name(host)
+        if _parse_address(target.host) is not None:
+            return self._judge_address(target.host, target.port)
+        return self._judge_name(target.host)
 
     def _judge_port(self, port: int, host: str) -> Refusal | None:
-        if self._ports is None:
-            good = 0 < port < 65_536 and port not in BAD_PORTS
-        else:
-            good = 0 < port < 65_536 and port in self._ports
-        if good:
+        exists = 0 < port < 65_536
+        if exists and (port not in BAD_PORTS if self._ports is None else port in self._ports):
             return None
-        note = PORT_NOTE if 0 < port < 65_536 else NO_PORT_NOTE
+        note = PORT_NOTE if exists else NO_PORT_NOTE
         return Refusal(Kind.PORT, f"{host}: port {port}", note.format(port))
 
     def _judge_name(self, host: str) -> Refusal | None:
@@ -460,11 +408,11 @@ class Guard:
         judged = _unmapped(ip, nat64=self._unwrap_nat64)
         if self._listeners and self._is_own_listener(_unmapped(ip, nat64=True), port):
             return Kind.SELF
-        if _is_in_any(ip, self._denied) or _is_in_any(judged, self._denied):
+        if any(ip in network or judged in network for network in self._denied):
             return Kind.OPERATOR
         # The allow list applies to the address that is actually reached: an entry of `::/0`
         # does not open ::ffff:127.0.0.1.
-        if _is_in_any(judged, self._allowed):
+        if any(judged in network for network in self._allowed):
             return None
         if _is_listed(_normalized(name), self._allowed_names):
             return _kind_not_opened_by_name(_unmapped(ip, nat64=True), _normalized(name))
@@ -528,8 +476,10 @@ def _parse_address(text: str) -> _Address | None:
 
 
 def _unmapped(ip: _Address, *, nat64: bool = False) -> _Address:
-    inner = embedded_ipv4(ip, nat64=nat64) if isinstance(ip, IPv6Address) else None
-    return ip if inner is None else inner
+    """Return the IPv4 address inside a mapped (or, with `nat64`, a NAT64) address, else `ip`."""
+    if isinstance(ip, IPv6Address) and (ip.ipv4_mapped or (nat64 and ip in NAT64)):
+        return IPv4Address(int(ip) & 0xFFFF_FFFF)
+    return ip
 
 
 def _kind_not_opened_by_name(ip: _Address, name: str) -> Kind | None:
@@ -545,25 +495,14 @@ def _kind_not_opened_by_name(ip: _Address, name: str) -> Kind | None:
     return kind if kind in NEEDS_RANGE else None
 
 
-def _is_in_any(ip: _Address, networks: tuple[_Network, ...]) -> bool:
-    for network in networks:  # noqa: SIM110 - a generator would cost more than the test
-        if ip in network:
-            return True
-    return False
-
-
 def _normalized(host: str) -> str:
     return host.lower().removesuffix(".")
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
     """Return True if a name is listed, or is a subdomain of a listed `*.parent`."""
-    if not names:
-        return False
-    if name in names:
-        return True
-    labels = name.split(".")
-    return any("*." + ".".join(labels[i:]) in names for i in range(1, len(labels)))
+    parents = (f"*{name[at:]}" for at, one in enumerate(name) if one == ".")
+    return bool(names) and (name in names or any(parent in names for parent in parents))
 
 
 def _read_list(

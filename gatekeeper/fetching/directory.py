@@ -196,7 +196,6 @@ class Directory:
         """Cancel every flight; waiting callers get GateClosed. Idempotent."""
         self._open = False
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
-        self._faults.close()
         self._next_probe.cancel()
         for task in tasks:
             task.cancel()

@@ -23,19 +23,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from ipaddress import ip_address
-from operator import itemgetter
+from itertools import takewhile
 from typing import Final
 
 import aiohttp
 import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer
-from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.outcomes import classify
+from gatekeeper.fetching.outcomes import classify_error
 from gatekeeper.urls import host_of, make_room
 
 WINDOW_SECONDS: Final = 10.0
@@ -75,7 +75,6 @@ _SILENT_SECONDS: Final = 8.0
 """Seconds without any answer after which requests in flight are examined."""
 _IDLE_SECONDS: Final = 60.0
 """Seconds without an answer, or a request that waits for one, after which checks stop."""
-_DEFAULTS: Final = FetchConfig()
 
 
 class Uptime(msgspec.Struct, eq=False, gc=False):
@@ -100,12 +99,14 @@ class Uptime(msgspec.Struct, eq=False, gc=False):
 
 
 class _Suspect(msgspec.Struct, eq=False):
-    """An origin that failed as it would with a lost uplink."""
+    """An origin that failed."""
 
     group: int
     """The number of its site; see `LocalFaults._group_of_origin`."""
     recent: bool
     """It had answered recently when it failed."""
+    evidence: bool = False
+    """It failed as it would with a lost uplink; else it gave no answer for an unknown reason."""
     at: float = 0.0
     """When it last failed."""
     undo: list[Callable[[], object]] = []
@@ -139,27 +140,23 @@ class LocalFaults:
         """The number of faults so far."""
         self.unanswered: set[str] = set()
         """During a fault: hosts whose last attempt failed."""
-        self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
+        self._suspects: dict[str, _Suspect] = {}
+        """Origins that failed lately, in order of time."""
         self._group_of: dict[str, int] = {}
         """Domain or address -> the number of its site; filled only while there are suspects."""
-        self._hints: OrderedDict[str, _Suspect] = OrderedDict()
-        """Origins that gave no answer for an unknown reason."""
         self._awaited: set[str] | None = None
         """Origins being probed to find out whether our network fails; None: no probe is needed."""
-        self._probes_sent = False
-        """`next_probes` has returned the pending origins."""
-        self._recent_origins: deque[str] = deque()
-        """During a fault: origins that answered recently, probed in rotation."""
-        self._newcomers: OrderedDict[str, None] = OrderedDict()
+        self._newcomers: dict[str, None] = {}
         """During a fault: origins that were never asked before."""
-        self._probes: deque[str] = deque(maxlen=MIN_FAILED_SITES)
-        """During a fault: one suspect of each site, probed in rotation if no others are left."""
+        self._rotation: deque[str] = deque(maxlen=MIN_FAILED_SITES)
+        """During a fault: origins that are probed in rotation. They answered recently (`_recent`),
+        or else are one suspect of each site."""
+        self._recent = False
         self._involved: set[str] = set()
         """Origins that were suspected or probed during this fault."""
         self._quiet = _MIN_QUIET_SECONDS
-        self._judge_at: float | None = None
-        """When to judge again, even without new evidence."""
-        self._probe_at = 0.0
+        self._due: float | None = None
+        """When to judge again, even without new evidence; during a fault, when to probe."""
         self._pause = _FIRST_PROBE_SECONDS
         self.uptime: Uptime = Uptime()
         """In its seconds outages are measured: no origin's 12 hours or 30 days elapse while our own
@@ -216,17 +213,17 @@ class LocalFaults:
         self._forget_old(now)
         if self._awaited is not None and evidence:
             self._awaited.discard(origin)
-        among = self._suspects if evidence else self._hints
-        suspect = among.get(origin)
+        suspect = self._suspects.pop(origin, None)  # put back as the latest one
         if suspect is None:
             answered_at = self.answered_at.get(origin)
             recent = answered_at is not None and began - answered_at <= RECENT_SECONDS
-            group = self._group_of_origin(origin, addresses)
-            suspect = among[origin] = _Suspect(group, recent=recent)
+            suspect = _Suspect(self._group_of_origin(origin, addresses), recent=recent)
+        make_room(self._suspects, _MAX_ORIGINS)
+        self._suspects[origin] = suspect
         suspect.at = now
+        suspect.evidence |= evidence
         if undo is not None and len(suspect.undo) < _MAX_UNDO:
             suspect.undo.append(undo)
-        among.move_to_end(origin)
         self.doubtful = True
         return self._judge(now)
 
@@ -236,10 +233,6 @@ class LocalFaults:
             return
         self._awaited.discard(origin)
         self._judge(now)
-
-    def expect_answer(self) -> None:
-        """After a long time without requests: have the next answer reported."""
-        self.doubtful = True
 
     # -- consequences ----------------------------------------------------------------
 
@@ -254,10 +247,9 @@ class LocalFaults:
             return True
         if origin not in self._involved:
             first = not self._newcomers
+            self._newcomers.pop(origin, None)  # the latest is probed first
+            make_room(self._newcomers, _MAX_ORIGINS)
             self._newcomers[origin] = None
-            self._newcomers.move_to_end(origin)
-            if len(self._newcomers) > _MAX_ORIGINS:
-                self._newcomers.popitem(last=False)
             if first and self._pause > _NEXT_PROBE_SECONDS:
                 self._pause = _NEXT_PROBE_SECONDS
                 self._set_probe(now)
@@ -266,44 +258,31 @@ class LocalFaults:
 
     def retry_at(self, now: float) -> float:
         """Return the moment of the next attempt during a fault."""
-        return max(self._probe_at, now + _FIRST_PROBE_SECONDS)
+        return max(self._due or now, now + _FIRST_PROBE_SECONDS)
 
     def pause(self, now: float) -> float | None:
         """Return the seconds until `next_probes` is due, or None if no probe is planned."""
-        if self.active:
-            return max(0.0, self._probe_at - now)
-        if self._awaited and not self._probes_sent:
-            return 0.0
-        return None if self._judge_at is None else max(0.0, self._judge_at - now)
+        return None if self._due is None else max(0.0, self._due - now)
 
     def next_probes(self, now: float) -> list[str]:
         """Return the origins to probe now: those that answered recently, newcomers, suspects."""
-        if self._judge_at is not None and now >= self._judge_at:
-            self._judge_at = None
+        if not self.active and self._due is not None and now >= self._due:
+            self._due = None
             self._judge(now)
         if not self.active:
-            self._probes_sent = True
             return sorted(self._awaited or ())
         chosen: list[str] = []
-        for _ in range(min(_RECENT_PER_PROBE, len(self._recent_origins))):
-            self._recent_origins.rotate(-1)
-            chosen.append(self._recent_origins[-1])
-        while self._newcomers and len(chosen) < _MAX_PROBED:
+        while self._newcomers and len(chosen) < _MAX_PROBED - _RECENT_PER_PROBE:
             origin, _ = self._newcomers.popitem()
             self._involved.add(origin)
             chosen.append(origin)
-        if self._probes and not self._recent_origins:
-            self._probes.rotate(-1)
-            chosen.append(self._probes[-1])
-        swift = self._recent_origins or self._newcomers
+        for _ in range(min(_RECENT_PER_PROBE if self._recent else 1, len(self._rotation))):
+            self._rotation.rotate(-1)
+            chosen.append(self._rotation[-1])
+        swift = self._recent or self._newcomers
         self._pause = _NEXT_PROBE_SECONDS if swift else min(self._pause * 2, _MAX_PROBE_SECONDS)
         self._set_probe(now)
         return chosen
-
-    def close(self) -> None:
-        """Discard the undo callbacks, as the records are no longer used."""
-        for suspect in (*self._suspects.values(), *self._hints.values()):
-            suspect.undo.clear()
 
     # -- inside ----------------------------------------------------------------------
 
@@ -311,37 +290,37 @@ class LocalFaults:
         """Begin a fault if the evidence is sufficient and return True. If it is only suspected,
         choose origins that answered recently to be probed."""
         quiet_at = self.last_answer + self._quiet
-        if (now >= quiet_at or self._judge_at is None) and self._many_sites_fail(now):
+        if (now >= quiet_at or self._due is None) and self._many_sites_fail(now):
             if now >= quiet_at:
                 return self._begin(now)
-            self._judge_at = quiet_at  # an answer may be about to arrive, and refute the fault
+            self._due = quiet_at  # an answer may be about to arrive, and refute the fault
             self._on_doubt()
-        recent_groups = {one.group for one in self._suspects.values() if one.recent}
+        recent = [one for one in self._suspects.values() if one.recent]
         if self._awaited is None:
-            hints = {one.group for one in self._hints.values() if one.recent}
-            if len(recent_groups | hints) < MIN_RECENT_SITES:
+            if len({one.group for one in recent}) < MIN_RECENT_SITES:
                 return False
             self._awaited = self._witnesses(now)
-            self._probes_sent = False
             if self._awaited:
+                self._due = now  # the probes
                 self._on_doubt()
         if self._awaited:
             return False
         self._awaited = None
-        if len(recent_groups) >= MIN_RECENT_SITES:
+        if len({one.group for one in recent if one.evidence}) >= MIN_RECENT_SITES:
             return self._begin(now)
-        self._hints.clear()  # they were probed: something answered, or there was no evidence
+        # The others were probed: something answered, or there was no evidence.
+        self._suspects = {name: one for name, one in self._suspects.items() if one.evidence}
         self._forget_old(now)
         return False
 
     def _witnesses(self, now: float) -> set[str]:
         """Return origins whose probes tell whether our network fails: those without an answer for
         an unknown reason, and a few others that answered recently."""
-        hints = [*self._hints.items()][-MIN_RECENT_SITES:]
-        chosen = {origin for origin, one in hints if one.recent}
-        sites = {site_of(origin) for origin in (*self._suspects, *self._hints)}
+        hints = [name for name, one in self._suspects.items() if one.recent and not one.evidence]
+        chosen = set(hints[-MIN_RECENT_SITES:])
+        sites = {site_of(origin) for origin in self._suspects}
         others = 0
-        for origin, when in sorted(self.answered_at.items(), key=itemgetter(1), reverse=True):
+        for origin, when in reversed(self.answered_at.items()):
             if others >= MIN_RECENT_SITES or now - when > RECENT_SECONDS:
                 break
             if site_of(origin) not in sites:
@@ -351,24 +330,27 @@ class LocalFaults:
         return chosen
 
     def _begin(self, now: float) -> bool:
-        suspects = [*self._suspects.items(), *self._hints.items()]
-        failed = {origin for origin, _ in suspects}
-        recent = [one for one in self.answered_at.items() if now - one[1] <= RECENT_SECONDS]
-        recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # those that did not fail first
+        suspects = self._suspects.copy()
+        recent = [
+            origin
+            for origin, when in reversed(self.answered_at.items())
+            if now - when <= RECENT_SECONDS
+        ]
+        recent.sort(key=suspects.__contains__)  # those that did not fail first
         self._clear()
         self.active = True
         self.doubtful = True
         self.uptime.stopped_at = now
         self.count += 1
-        self._recent_origins.extend(origin for origin, _ in recent[:MIN_FAILED_SITES])
-        self._recent_origins.rotate(_RECENT_PER_PROBE - 1)
-        self._probes.extend({one.group: origin for origin, one in suspects}.values())
-        self._involved.update(failed)
-        self.unanswered.update(map(host_of, failed))
+        self._recent = bool(recent)
+        sites = {one.group: origin for origin, one in suspects.items()}
+        self._rotation.extend(recent[:MIN_FAILED_SITES] or sites.values())
+        self._involved.update(suspects)
+        self.unanswered.update(map(host_of, suspects))
         self._pause = _FIRST_PROBE_SECONDS
         self._set_probe(now)
         self._on_change(True)
-        for _, one in suspects:
+        for one in suspects.values():
             for undo in reversed(one.undo):
                 undo()
         self._on_doubt()
@@ -377,19 +359,17 @@ class LocalFaults:
     def _clear(self) -> None:
         """Clear all suspicion."""
         self.doubtful = False
-        self._awaited = self._judge_at = None
+        self._awaited = self._due = None
         self._suspects.clear()
-        self._hints.clear()
         self._group_of.clear()
-        self._recent_origins.clear()
         self._newcomers.clear()
-        self._probes.clear()
+        self._rotation.clear()
         self._involved.clear()
         self.unanswered.clear()
 
     def _group_of_origin(self, origin: str, addresses: Iterable[str]) -> int:
         """Return the number of the origin's site, shared by all origins of a domain or address."""
-        names = (site_of(origin), *map(_normal_address, addresses))
+        names = (site_of(origin), *addresses)
         known = [self._group_of[name] for name in names if name in self._group_of]
         group = known[0] if known else len(self._group_of) + 1
         for name in names:
@@ -398,7 +378,7 @@ class LocalFaults:
 
     def _many_sites_fail(self, now: float) -> bool:
         """Return True if enough sites have failed within the window, and enough of those tried."""
-        failed = len({one.group for one in self._suspects.values()})
+        failed = len({one.group for one in self._suspects.values() if one.evidence})
         if failed < MIN_FAILED_SITES:
             return False
         return failed >= MIN_FAILED_SHARE * (failed + self._answered_sites(now))
@@ -413,17 +393,14 @@ class LocalFaults:
         return sites
 
     def _forget_old(self, now: float) -> None:
-        for among in (self._suspects, self._hints):
-            while among:
-                origin, oldest = next(iter(among.items()))
-                if now - oldest.at <= WINDOW_SECONDS and len(among) <= _MAX_ORIGINS:
-                    break
-                del among[origin]
-        if not self._suspects and not self._hints:
+        suspects = self._suspects
+        for origin in [*takewhile(lambda one: now - suspects[one].at > WINDOW_SECONDS, suspects)]:
+            del suspects[origin]
+        if not suspects:
             self._clear()
 
     def _set_probe(self, now: float) -> None:
-        self._probe_at = now + self._pause * self._rng.uniform(0.8, 1.2)
+        self._due = now + self._pause * self._rng.uniform(0.8, 1.2)
 
 
 @lru_cache(20_000)
@@ -455,14 +432,7 @@ def _private_suffix() -> Callable[[str], str | None]:
     return suffix
 
 
-def _normal_address(address: str) -> str:
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    return str(getattr(found, "ipv4_mapped", None) or found)
-
-
+@dataclass(eq=False)
 class Uplink:
     """Reports answers, failures and silence of page requests to `LocalFaults`.
 
@@ -472,30 +442,24 @@ class Uplink:
     is evidence. `LocalFaults` weighs it.
     """
 
-    def __init__(
-        self,
-        faults: LocalFaults,
-        clock: Clock,
-        sent: Callable[[], Iterable[tuple[str, float]]],
-        *,
-        busy: Callable[[], bool],
-        forgive: Callable[[str, str], object],
-    ) -> None:
-        """`sent` returns the origins of the requests without any answer yet, and since when
-        (monotonic seconds). `busy` returns True if any lease is open. `forgive` takes back the
-        error that a request was counted as, by its host and URL."""
-        self.faults = faults
-        self._clock = clock
-        self._sent = sent
-        self._busy = busy
-        self._forgive = forgive
-        self._timer = SingleTimer(clock, self._check)
+    faults: LocalFaults
+    clock: Clock
+    sent: Callable[[], Iterable[tuple[str, float]]]
+    """Returns the origins of the requests without any answer yet, and since when (monotonic
+    seconds)."""
+    busy: Callable[[], bool]
+    """Returns True if any lease is open."""
+    forgive: Callable[[str, str], object]
+    """Takes back the error that a request was counted as, by its host and URL."""
+
+    def __post_init__(self) -> None:
+        self._timer = SingleTimer(self.clock, self._check)
 
     def wake(self) -> None:
         """After a request or an answer: start checking the open leases, until there are none and
         have been none for a while."""
         if self._timer.when == math.inf:
-            self._timer.set(self._clock.monotonic() + _SILENT_SECONDS)
+            self._timer.set(self.clock.monotonic() + _SILENT_SECONDS)
 
     def close(self) -> None:
         """Stop checking."""
@@ -503,7 +467,7 @@ class Uplink:
 
     def unanswered(self, origin: str, host: str, url: str, began: float) -> None:
         """Record a request that ended without an answer and was counted as its host's error."""
-        now, undo = self._clock.monotonic(), partial(self._forgive, host, url)
+        now, undo = self.clock.monotonic(), partial(self.forgive, host, url)
         self.faults.failed(origin, began=began, now=now, undo=undo, evidence=False)
 
     def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
@@ -516,20 +480,20 @@ class Uplink:
         if origin is None:
             return  # not a lease of this package
         connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
-        if classify(error=error, config=_DEFAULTS, connected=connected).row.local:
+        if classify_error(error, connected=connected).row.local:
             began: float = getattr(lease, "started_at", 0.0)
-            self.faults.failed(origin, began=began, now=self._clock.monotonic())
+            self.faults.failed(origin, began=began, now=self.clock.monotonic())
 
     def _check(self) -> None:
         """Unless there was an answer recently, report each request that was sent long ago."""
-        faults, now = self.faults, self._clock.monotonic()
-        if not self._busy() and now - faults.last_answer >= _IDLE_SECONDS:
-            faults.expect_answer()
+        faults, now = self.faults, self.clock.monotonic()
+        if not self.busy() and now - faults.last_answer >= _IDLE_SECONDS:
+            faults.doubtful = True
             return
         moment = faults.last_answer + _SILENT_SECONDS
         if moment <= now:
             moment = now + _SILENT_SECONDS
-            for origin, began in self._sent():
+            for origin, began in self.sent():
                 if began + _SILENT_SECONDS <= now:
                     faults.failed(origin, began=began, now=now)
                 else:

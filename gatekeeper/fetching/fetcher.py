@@ -12,6 +12,7 @@ import asyncio
 import weakref
 import zlib
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -19,11 +20,10 @@ import aiohttp
 import msgspec
 from aiohttp.connector import Connection
 from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION
-from msgspec.structs import replace
 from yarl import URL
 
-from gatekeeper.clock import Clock, SharedTimer
-from gatekeeper.config import Config, FetchConfig, PacingConfig
+from gatekeeper.clock import Clock
+from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import (
     GateClosed,
     HoldLapsed,
@@ -32,7 +32,7 @@ from gatekeeper.errors import (
     LedgerLost,
     StorageError,
 )
-from gatekeeper.fetching.guard import connecting, dialled_addresses
+from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadline
 from gatekeeper.fetching.outcomes import (
     NO_METADATA,
@@ -44,8 +44,9 @@ from gatekeeper.fetching.outcomes import (
     Retrieval,
     Validators,
     age_of,
-    classify,
     classify_body,
+    classify_error,
+    classify_head,
     is_binary,
     is_media,
     is_plain_text,
@@ -62,8 +63,9 @@ from gatekeeper.urls import Target, parse, printable, redirected
 _MIN_BOMB_OCTETS: Final = 65_536
 _BOMB_RATIO: Final = 100
 _GZIP_MAGIC: Final = 0x1F
-_FIRST_MEMBER_STEP: Final = 64
-"""Octets of a further gzip member that zlib gets at first; an empty member has 20."""
+_PIECE: Final = 96
+"""Octets that zlib gets at a time. It copies those behind the end of a gzip member, so with longer
+pieces many small members would take quadratic time."""
 _MAX_CODINGS: Final = 4
 """Codings of one body that are undone; no real site applies more than two."""
 _DECODED: Final = frozenset({"gzip", "x-gzip", "deflate"})
@@ -112,8 +114,8 @@ class Decoder:
 
     def finish(self) -> None:
         """Call at the end of the body. Raises BadEncoding if the encoded stream is incomplete."""
-        for step in self._steps:
-            step.finish()
+        if any(step.unpacker is not None for step in self._steps):
+            raise BadEncoding("the encoded stream is incomplete")
 
 
 class _Unpacking:
@@ -121,10 +123,9 @@ class _Unpacking:
 
     def __init__(self, gzip: bool) -> None:
         self._gzip = gzip
-        self._unpacker: zlib._Decompress | None = None
-        self._member_ended = False
+        self.unpacker: zlib._Decompress | None = None
+        """None before the first octet, and after the end of a gzip member."""
         self._padding = False
-        self._step = _FIRST_MEMBER_STEP
         self._consumed = 0
         self.produced = 0
 
@@ -132,29 +133,23 @@ class _Unpacking:
         """See `Decoder.feed`."""
         out = []
         view = memoryview(data)
-        at, size = 0, len(data)
-        while at < size and room > 0 and not self._padding:
-            step = size - at if not self._member_ended else min(size - at, self._step)
-            piece, taken = self._unpack(view[at : at + step], room)
+        at = 0
+        while at < len(data) and room > 0 and not self._padding:
+            piece, taken = self._unpack(view[at : at + _PIECE], room)
             out.append(piece)
             room -= len(piece)
             at += taken
         return b"".join(out)
 
     def _unpack(self, data: memoryview, room: int) -> tuple[bytes, int]:
-        """Decode the start of `data`. Return the decoded octets, and how many were consumed.
-
-        zlib copies its unused input, so it gets a further member in steps that start small and
-        double until the member ends: many small members cost no more than a single one of the
-        same total length.
-        """
-        if self._unpacker is None:
+        """Decode the start of `data`. Return the decoded octets, and how many were consumed."""
+        if self.unpacker is None:
             # gzip may continue with another member; anything else after the end is padding.
-            if self._member_ended and not (self._gzip and data[0] == _GZIP_MAGIC):
+            if self._consumed and not (self._gzip and data[0] == _GZIP_MAGIC):
                 self._padding = True
                 return b"", len(data)
-            self._unpacker = zlib.decompressobj(self._window(data))
-        unpacker = self._unpacker
+            self.unpacker = zlib.decompressobj(self._window(data))
+        unpacker = self.unpacker
         try:
             piece = unpacker.decompress(data, room)
         except zlib.error as error:
@@ -166,11 +161,7 @@ class _Unpacking:
         if self.produced > _MIN_BOMB_OCTETS and self.produced > _BOMB_RATIO * self._consumed:
             raise BadEncoding(f"decompression bomb: {self.produced} octets from {self._consumed}")
         if unpacker.eof:
-            self._unpacker = None
-            self._member_ended = True
-            self._step = _FIRST_MEMBER_STEP
-        else:
-            self._step *= 2
+            self.unpacker = None
         return piece, taken
 
     def _window(self, data: memoryview) -> int:
@@ -178,11 +169,6 @@ class _Unpacking:
             return 16 + zlib.MAX_WBITS
         # "deflate" is zlib's format by the standard, and a raw stream from some old servers.
         return zlib.MAX_WBITS if data[0] & 0x0F == 8 else -zlib.MAX_WBITS
-
-    def finish(self) -> None:
-        """See `Decoder.finish`."""
-        if self._unpacker is not None:
-            raise BadEncoding("the encoded stream is incomplete")
 
 
 _NO_TIMEOUTS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
@@ -205,39 +191,193 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
-class RequestSender:
-    """Sends requests over the connections of a session, without its other settings.
+class _ConnectedError(Exception):
+    """Raised instead of sending a request on a connection, which aiohttp then closes."""
 
-    The given session may have cookies, headers and middlewares, which must not be used for a
-    robots.txt. So a second session is made that borrows its connector.
+
+def _trace() -> aiohttp.TraceConfig:
+    """Reports waiting for a place in the pool, and a new connection, to the deadline given as
+    `trace_request_ctx`."""
+    trace = aiohttp.TraceConfig()
+
+    async def queued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.queued()
+
+    async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.connecting()
+
+    async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.connected = True
+
+    trace.on_connection_queued_start.append(queued)
+    trace.on_connection_queued_end.append(connecting)
+    trace.on_connection_create_end.append(made)
+    return trace
+
+
+class _Request(aiohttp.ClientRequest):
+    """A request that notifies the deadline of its context when it has a connection."""
+
+    def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
+        """Called by aiohttp with a connection, new or from the pool."""
+        limit_heads(conn.protocol)  # the connector may be the caller's, not a guarded one
+        if (deadline := current_deadline.get()) is not None:
+            if deadline.connect_only:
+                raise _ConnectedError
+            deadline.sending()
+        return super().send(conn)
+
+
+class FirstAnswer(aiohttp.ClientResponse):
+    """A response class that does what `send_once` does, at less cost: no request is repeated."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the response head."""
+        try:
+            return await super().start(connection)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            raise aiohttp.ClientConnectionError(str(error)) from error
+
+
+async def send_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """A client middleware that prevents aiohttp from repeating requests by itself.
+
+    aiohttp repeats GET, HEAD, OPTIONS, TRACE, PUT and DELETE if the connection breaks before the
+    head (RFC 9112 section 9.3.1 allows it), a millisecond later and under the same lease. With this
+    middleware it raises `aiohttp.ClientConnectionError` instead, caused by the original error.
+
+    >>> async def main() -> None:
+    ...     async with aiohttp.ClientSession(middlewares=(send_once,)) as session:
+    ...         ...
+    """
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise  # no connection was made: aiohttp does not repeat the request
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        # aiohttp repeats a request after errors of these two classes only.
+        raise aiohttp.ClientConnectionError(str(error)) from error
+
+
+_ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
+_ACCEPT_ENCODING: Final = "gzip, deflate"  # those that `Decoder` knows
+_MAX_LAPSED_HOLDS: Final = 3
+"""Retries of a hop whose hold lapsed before the request was sent."""
+_PATH: Final = "/robots.txt"
+_MAX_VALIDATOR: Final = 1_024
+"""The maximum length of an ETag or a date to store, as it is sent with every refresh."""
+
+
+_NOT_ASKED: Final = {
+    LeaseTimeout: Outcome.OVERLOADED,  # too many waiters for leases
+    StorageError: Outcome.STORAGE,
+    LedgerLost: Outcome.FLEET,
+    GateClosed: Outcome.OURS,
+}
+"""What keeps a request from being sent."""
+
+
+class Fetcher:
+    """Retrieves robots.txt files; caches nothing.
+
+    Of `session` only the connections are used: its cookies, headers and middlewares must not apply
+    to a robots.txt. So a second session is made that borrows its connector.
+    `acquire(target)` acquires a lease of its host. `refuse(url)` is the guard's judgement of a
+    redirect: None, or what is wrong. `known(origin)` returns the fresh retrieval of another origin
+    to whose /robots.txt a redirect leads, or None.
     """
 
     def __init__(
         self,
-        lent: aiohttp.ClientSession,
+        session: aiohttp.ClientSession,
         *,
-        headers: Mapping[str, str],
-        config: FetchConfig,
+        user_agent: str,
+        config: Config,
         clock: Clock,
+        acquire: AcquireLease,
+        refuse: Refuse | None = None,
+        known: Known | None = None,
+        signer: RequestSigner | None = None,
     ) -> None:
-        self._lender = lent
-        self._headers = headers
-        self._config = config
-        self.timer: SharedTimer = SharedTimer(clock)
-        self._ssl = config.tls_errors != "accept" and config.profile != "archival"
+        self._lent = session
+        self._headers = {
+            "User-Agent": user_agent,
+            "Accept": _ACCEPT,
+            "Accept-Encoding": _ACCEPT_ENCODING,
+        }
+        if config.fetch.from_address:  # RFC 9110 section 10.1.5 (HTTP-12)
+            self._headers["From"] = config.fetch.from_address
+        self._config = config.fetch
+        self._clock = clock
+        self._acquire = acquire
+        self._refuse = refuse
+        self._known = known
+        self._signer = signer
+        self._slots = Slots(
+            clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
+        )
+        self._max_wait = config.pacing.backoff_max
+        self._ssl = self._config.tls_errors != "accept" and self._config.profile != "archival"
         self._own_session: aiohttp.ClientSession | None = None
+
+    def adjust(self, pacing: PacingConfig) -> None:
+        """Apply changed settings of `[pacing]`."""
+        self._max_wait = pacing.backoff_max
+        self._slots.adjust(pacing.max_in_flight)
+
+    def close(self) -> None:
+        """Cancel the timer, once every retrieval has ended."""
+        self._slots.timer.cancel()
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        """Retrieve the origin's robots.txt. Every failure becomes an outcome.
+
+        With `validators` the request is conditional (RFC 9110 section 13.1, HTTP-01).
+        """
+        try:
+            retrieval = await _Redirects(self, origin, validators).run()
+        except (LeaseTimeout, StorageError, LedgerLost, GateClosed) as error:
+            outcome = next(of for kind, of in _NOT_ASKED.items() if isinstance(error, kind))
+            return Retrieval(outcome=outcome, detail=str(error))
+        if self._lent.closed and not retrieval.outcome.good:
+            return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")
+        return retrieval
+
+    async def reach(self, origin: str) -> bool | None:
+        """Test whether a new connection to the origin can be made, without a request.
+
+        It takes no lease and starts no clock. Return False if it failed as it would with a lost
+        uplink, and None if that is unknown: the connection was refused, or goes through a proxy.
+        Kept-alive connections prove nothing and are not used.
+        """
+        if self._proxied:
+            return None
+        try:
+            deadline = self.new_deadline()
+        except GateClosed:
+            return None
+        deadline.connect_only = True
+        for _ in range(_MAX_KEPT_ALIVE):
+            try:
+                with deadline:
+                    async with self._get(origin + _PATH, deadline):
+                        return None  # pragma: no cover - `send` raises
+            except _ConnectedError:
+                if deadline.connected:
+                    return True
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return False if classify_error(error, connected=False).row.local else None
+        return None
 
     def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
-        config, limits = self._config, probe_limits.get()
-        if limits is not None:
-            config = replace(
-                config,
-                connect_timeout=min(config.connect_timeout, limits.seconds),
-                first_byte_timeout=min(config.first_byte_timeout, limits.seconds),
-            )
-        return RetrievalDeadline(self.timer, config, self._loop)
+        deadline = RetrievalDeadline(self._slots.timer, self._config, self._loop)
+        if (limits := probe_limits.get()) is not None:
+            deadline.most = limits.seconds
+        return deadline
 
     def _session(self) -> aiohttp.ClientSession:
         """Return the second session, which is created on first use.
@@ -245,7 +385,7 @@ class RequestSender:
         Raises GateClosed if the given session is closed: a session without that connector would
         create an unguarded one.
         """
-        lent = self._lender
+        lent = self._lent
         if lent.connector is None or lent.closed:
             raise GateClosed("the session that robots.txt is fetched with is closed")
         if self._own_session is None:
@@ -256,13 +396,11 @@ class RequestSender:
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 request_class=_Request,
-                response_class=FirstAnswer,
                 trace_configs=[_trace()],
                 trust_env=lent.trust_env,
                 auto_decompress=False,
                 timeout=_NO_TIMEOUTS,
-                # `FirstAnswer` does not see a proxy's response to CONNECT.
-                middlewares=(send_once,) if self._proxied else (),
+                middlewares=(send_once,),
                 **default_proxy(lent),
                 **HEAD_LIMITS,
             )
@@ -270,10 +408,23 @@ class RequestSender:
             weakref.finalize(self, session.detach)
         return self._own_session
 
+    def _get(
+        self, url: str, deadline: RetrievalDeadline, headers: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send one GET. Raises GateClosed."""
+        current_deadline.set(deadline)
+        return self._session().get(
+            URL(url, encoded=True),
+            headers=headers,
+            allow_redirects=False,
+            ssl=self._ssl,
+            trace_request_ctx=deadline,
+        )
+
     @property
     def _proxied(self) -> bool:
         """True if requests may go through a proxy."""
-        return self._lender.trust_env or any(default_proxy(self._lender).values())
+        return self._lent.trust_env or any(default_proxy(self._lent).values())
 
     async def ask(
         self,
@@ -287,23 +438,13 @@ class RequestSender:
 
         `headers` are added for this request only. Raises GateClosed.
         """
-        session = self._session()
         head: aiohttp.ClientResponse | None = None
-        dialled: list[str] = []
-        dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
-        current_deadline.set(deadline)
         if (limits := probe_limits.get()) is not None:
             limits.on_request()
         try:
             with deadline:
-                async with session.get(
-                    URL(target.url, encoded=True),
-                    headers=headers,
-                    allow_redirects=False,
-                    ssl=self._ssl,
-                    trace_request_ctx=deadline,
-                ) as head:
+                async with self._get(target.url, deadline, headers) as head:
                     return await self._read_reply(head, deadline)
         except (aiohttp.ClientError, OSError, TimeoutError, BadEncoding) as error:
             if isinstance(error, BadEncoding):
@@ -311,23 +452,18 @@ class RequestSender:
             elif isinstance(error, TimeoutError) and head is not None:
                 outcome = Outcome.TOO_SLOW  # too low a rate, or the deadline inside the body
             else:
-                outcome = classify(
-                    error=error,
-                    config=self._config,
-                    first_hop=first_hop,
-                    connected=deadline.connected,
-                )
+                outcome = classify_error(error, first_hop=first_hop, connected=deadline.connected)
             return Reply(
                 outcome=outcome,
                 status=None if head is None else head.status,
                 headers={} if head is None else head.headers,
                 detail=failure_text(error),
-                addresses=tuple(dialled),
+                addresses=tuple(deadline.addresses),
             )
 
     async def _read_reply(self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline) -> Reply:
         elapsed, config = deadline.reading(), self._config
-        outcome = classify(status=head.status, headers=head.headers, config=config)
+        outcome = classify_head(head.status, head.headers, config=config)
         if not outcome.has_text or outcome is Outcome.EMPTY:
             # The body of an error is never read.
             return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
@@ -385,204 +521,6 @@ class RequestSender:
             raise BadEncoding(f"no text under the unknown Content-Encoding {encoding[:40]!r}")
         return whole, not sniffed and is_binary(whole), printable(unregistered, 40)
 
-    async def reach(self, target: Target, deadline: RetrievalDeadline) -> bool | None:
-        """Test whether a new connection to the target's origin can be made, without a request.
-
-        Return False if it failed as it would with a lost uplink, and None if that is unknown: the
-        connection was refused, or goes through a proxy. Kept-alive connections prove nothing and
-        are not used. Raises GateClosed.
-        """
-        if self._proxied:
-            return None
-        session = self._session()
-        current_deadline.set(deadline)
-        for _ in range(_MAX_KEPT_ALIVE):
-            try:
-                with deadline:
-                    async with session.get(
-                        URL(target.url, encoded=True),
-                        allow_redirects=False,
-                        middlewares=(_connect_only,),
-                        ssl=self._ssl,
-                        trace_request_ctx=deadline,
-                    ):
-                        return None  # pragma: no cover - `send` raises
-            except _ConnectedError:
-                if deadline.connected:
-                    return True
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                outcome = classify(error=error, config=self._config, connected=False)
-                return False if outcome.row.local else None
-        return None
-
-
-class _ConnectedError(Exception):
-    """Raised instead of sending a request on a connection, which aiohttp then closes."""
-
-
-def _trace() -> aiohttp.TraceConfig:
-    """Reports waiting for a place in the pool, and a new connection, to the deadline given as
-    `trace_request_ctx`."""
-    trace = aiohttp.TraceConfig()
-
-    async def queued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.queued()
-
-    async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.connecting()
-
-    async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.connected = True
-
-    trace.on_connection_queued_start.append(queued)
-    trace.on_connection_queued_end.append(connecting)
-    trace.on_connection_create_end.append(made)
-    return trace
-
-
-class _Request(aiohttp.ClientRequest):
-    """A request that notifies the deadline of its context when it has a connection."""
-
-    connect_only = False
-
-    def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
-        """Called by aiohttp with a connection, new or from the pool."""
-        if self.connect_only:
-            raise _ConnectedError
-        limit_heads(conn.protocol)  # the connector may be the caller's, not a guarded one
-        if (deadline := current_deadline.get()) is not None:
-            deadline.sending()
-        return super().send(conn)
-
-
-class FirstAnswer(aiohttp.ClientResponse):
-    """A response class that does what `send_once` does, at less cost: no request is repeated."""
-
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Read the response head."""
-        try:
-            return await super().start(connection)
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-            raise aiohttp.ClientConnectionError(str(error)) from error
-
-
-async def send_once(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """A client middleware that prevents aiohttp from repeating requests by itself.
-
-    aiohttp repeats GET, HEAD, OPTIONS, TRACE, PUT and DELETE if the connection breaks before the
-    head (RFC 9112 section 9.3.1 allows it), a millisecond later and under the same lease. With this
-    middleware it raises `aiohttp.ClientConnectionError` instead, caused by the original error.
-
-    >>> async def main() -> None:
-    ...     async with aiohttp.ClientSession(middlewares=(send_once,)) as session:
-    ...         ...
-    """
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise  # no connection was made: aiohttp does not repeat the request
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        # aiohttp repeats a request after errors of these two classes only.
-        raise aiohttp.ClientConnectionError(str(error)) from error
-
-
-async def _connect_only(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """A client middleware that connects without sending the request."""
-    if not isinstance(request, _Request):
-        raise aiohttp.ClientConnectionError("not a request of ours")
-    request.connect_only = True
-    return await handler(request)
-
-
-_ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
-_ACCEPT_ENCODING: Final = "gzip, deflate"  # those that `Decoder` knows
-_MAX_LAPSED_HOLDS: Final = 3
-"""Retries of a hop whose hold lapsed before the request was sent."""
-_PATH: Final = "/robots.txt"
-_MAX_VALIDATOR: Final = 1_024
-"""The maximum length of an ETag or a date to store, as it is sent with every refresh."""
-
-
-class Fetcher:
-    """Retrieves robots.txt files; caches nothing.
-
-    Of `session` only the connections are used: no cookies, default headers or middlewares.
-    `acquire(target)` acquires a lease of its host. `refuse(url)` is the guard's judgement of a
-    redirect: None, or what is wrong. `known(origin)` returns the fresh retrieval of another origin
-    to whose /robots.txt a redirect leads, or None.
-    """
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        *,
-        user_agent: str,
-        config: Config,
-        clock: Clock,
-        acquire: AcquireLease,
-        refuse: Refuse | None = None,
-        known: Known | None = None,
-        signer: RequestSigner | None = None,
-    ) -> None:
-        self._session = session
-        self._config = config.fetch
-        self._clock = clock
-        self._acquire = acquire
-        self._refuse = refuse
-        self._known = known
-        self._signer = signer
-        self._slots = Slots(
-            clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
-        )
-        self._max_wait = config.pacing.backoff_max
-        self._sender = RequestSender(
-            session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
-        )
-
-    def adjust(self, pacing: PacingConfig) -> None:
-        """Apply changed settings of `[pacing]`."""
-        self._max_wait = pacing.backoff_max
-        self._slots.adjust(pacing.max_in_flight)
-
-    def close(self) -> None:
-        """Cancel the timers, once every retrieval has ended."""
-        self._slots.timer.cancel()
-        self._sender.timer.cancel()
-
-    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
-        """Retrieve the origin's robots.txt. Every failure becomes an outcome.
-
-        With `validators` the request is conditional (RFC 9110 section 13.1, HTTP-01).
-        """
-        try:
-            retrieval = await _Redirects(self, origin, validators).run()
-        except LeaseTimeout as error:  # too many waiters for leases
-            return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
-        except StorageError as error:
-            return Retrieval(outcome=Outcome.STORAGE, detail=str(error))
-        except LedgerLost as error:
-            return Retrieval(outcome=Outcome.FLEET, detail=str(error))
-        except GateClosed as error:
-            return Retrieval(outcome=Outcome.OURS, detail=str(error))
-        if self._session.closed and not retrieval.outcome.good:
-            return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")
-        return retrieval
-
-    async def reach(self, origin: str) -> bool | None:
-        """Test whether a new connection to the origin can be made, without a request.
-
-        It takes no lease and starts no clock. Return False if it failed as it would with a lost
-        uplink, and None if that is unknown: the connection was refused, or goes through a proxy.
-        """
-        try:
-            return await self._sender.reach(parse(origin + _PATH), self._sender.new_deadline())
-        except GateClosed:
-            return None
-
     def _wait_of(self, headers: Mapping[str, str]) -> float | None:
         """Return the seconds that a response asks to wait, at most `pacing.backoff_max`, or None.
 
@@ -604,7 +542,7 @@ class _Redirects:
         self._target: Target = parse(origin + _PATH)
         self._hops: list[str] = []
         self._start = self._target.url
-        self._deadline = fetcher._sender.new_deadline()
+        self._deadline = fetcher.new_deadline()
         self._encoding = _ACCEPT_ENCODING
         self._retried = False
         self._wait: float | None = None
@@ -635,7 +573,7 @@ class _Redirects:
         fetcher = self._fetcher
         target, url = self._target, self._target.url
         async with fetcher._slots.with_lease(fetcher._acquire(target)) as lease:
-            reply = await fetcher._sender.ask(
+            reply = await fetcher.ask(
                 target, self._request_headers(url), self._deadline, first_hop=not self._hops
             )
             fetcher._slots.ended(answered=reply.status is not None)
@@ -741,17 +679,7 @@ class _Redirects:
 
     def _end_at_redirect(self, outcome: Outcome, reply: Reply) -> Retrieval:
         """Return the retrieval that ends with a redirect that is not followed."""
-        return msgspec.structs.replace(
-            self._result(reply), outcome=outcome, body=None, etag=None, last_modified=None
-        )
-
-
-def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
-    """Return the header fields of every request."""
-    headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ACCEPT_ENCODING}
-    if config.from_address:
-        headers["From"] = config.from_address  # RFC 9110 section 10.1.5 (HTTP-12)
-    return headers
+        return self._result(msgspec.structs.replace(reply, outcome=outcome))
 
 
 def _weak(validator: str) -> str:

@@ -45,12 +45,7 @@ from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.limits import PrioritySemaphore, current_deadline
-from gatekeeper.library_internals import (
-    DialConnector,
-    close_pooled,
-    limit_heads,
-)
-from gatekeeper.urls import UrlCache
+from gatekeeper.library_internals import DialConnector, close_pooled, limit_heads
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
@@ -170,10 +165,6 @@ class _Attempt(msgspec.Struct, eq=False):
 _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", default=None)
 
 
-dialled_addresses: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
-"""A list, set by the caller, that the connector fills with the addresses dialled."""
-_MAX_DIALLED_NOTED = 16
-"""The maximum length of that list."""
 before_send: ContextVar[Callable[[], bool] | None] = ContextVar(
     "gatekeeper_before_send", default=None
 )
@@ -250,15 +241,12 @@ class GuardedConnector(DialConnector):
         resolver: AbstractResolver | None,
         *,
         deny: Deny,
-        url_cache: UrlCache | None = None,
         max_idle: int | None = None,
         **options: Any,
     ) -> None:
-        """`resolver` None: the system's. `url_cache`: the cache that has parsed the requests' URLs,
-        if there is one. `max_idle`: idle connections to keep (`fetch.max_idle_connections`).
-        `options` are passed to aiohttp.TCPConnector."""
+        """`resolver` None: the system's. `max_idle`: idle connections to keep
+        (`fetch.max_idle_connections`). `options` are passed to aiohttp.TCPConnector."""
         self.guard = guard
-        self._url_cache = url_cache or UrlCache()
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_version = guard.version
@@ -290,8 +278,8 @@ class GuardedConnector(DialConnector):
             raise AddressRefused
         if attempt is not None:
             attempt.dialled += 1
-        if (dialled := dialled_addresses.get()) is not None and len(dialled) < _MAX_DIALLED_NOTED:
-            dialled.append(host)
+        if (limit := current_deadline.get()) is not None:
+            limit.addresses.append(host)
         self.guard.dialled()
         return socket.socket(family, kind, proto)
 
@@ -306,12 +294,10 @@ class GuardedConnector(DialConnector):
             self._drop_judged()
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
-        url, cache = req.url, self._url_cache
-        passed = url is cache.last and self.guard.passed(cache.origin)
-        if not passed and (refusal := self.guard.refuses_url(str(url))) is not None:
+        if (refusal := self.guard.refuses_url(str(req.url))) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:
-            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, url)
+            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, req.url)
         return _connect(self, req, traces, timeout)
 
     @staticmethod
@@ -398,6 +384,17 @@ UNRESOLVED = "address:unresolved"
 them."""
 
 
+class _LookUp(msgspec.Struct, frozen=True):
+    """What the latest look-up of a host found."""
+
+    ends: float
+    """Monotonic moment at which it is to be repeated."""
+    scopes: tuple[str, ...] = ()
+    answers: list[ResolveResult] = []
+    failure: tuple[int, str] | None = None
+    """Code and text of a failed one: the name can't be dialled until another one succeeds."""
+
+
 class HostAddresses(AbstractResolver):
     """Finds the scopes of hosts' addresses, such as "address:203.0.113.9".
 
@@ -416,44 +413,30 @@ class HostAddresses(AbstractResolver):
         self._guard = guard
         self._inner = resolver
         self._owned = resolver is None
-        self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
-            cachetools.TTLCache(_MAX_CACHED_NAMES, ttl=ANSWER_SECONDS, timer=clock.monotonic)
-        )
-        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
-            _MAX_CACHED_NAMES
-        )
-        """Code and text of the failed look-ups before leases."""
-        self._cached_scopes: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
-            _MAX_CACHED_NAMES,
-            ttu=lambda _key, scopes, now: (
-                now
-                + (_FAILURE_SECONDS if not scopes or scopes == (UNRESOLVED,) else ANSWER_SECONDS)
-            ),
-            timer=clock.monotonic,
-        )
-        self._look_ups: dict[_Key, asyncio.Event] = {}
+        self._latest: cachetools.LRUCache[_Key, _LookUp] = cachetools.LRUCache(_MAX_CACHED_NAMES)
+        self._under_way: dict[_Key, asyncio.Event] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Return the addresses to dial. Raises gaierror if the look-up before a lease failed."""
-        failed = self._failed.get((host, port))
-        if failed is not None:
-            raise socket.gaierror(*failed)
-        return await self._cached(host, port, family)
+        latest = self._latest.get((host, port))
+        if latest is not None and latest.failure is not None:
+            raise socket.gaierror(*latest.failure)
+        if latest is None or not latest.answers or self._clock.monotonic() >= latest.ends:
+            return await self._resolve_now(host, port, family)
+        return [one for one in latest.answers if family in (socket.AF_UNSPEC, one["family"])]
 
-    async def _cached(
+    async def _resolve_now(
         self, host: str, port: int, family: socket.AddressFamily
     ) -> list[ResolveResult]:
-        """Return cached addresses, or those of the inner resolver. Failures are not cached."""
-        key = (host, port, int(family))
-        answers = self._answers.get(key)
-        if answers is None:
-            if self._inner is None:  # created here, as it needs a running loop
-                self._inner = system_resolver()
-            answers = await self._inner.resolve(host, port, family)
-            self._answers[key] = answers
-        return answers
+        if self._inner is None:  # created here, as it needs a running loop
+            self._inner = system_resolver()
+        return await self._inner.resolve(host, port, family)
+
+    def _fresh(self, key: _Key) -> _LookUp | None:
+        latest = self._latest.get(key)
+        return latest if latest is not None and self._clock.monotonic() < latest.ends else None
 
     async def scopes(self, host: str, port: int) -> tuple[str, ...]:
         """Return one scope for each address of the host that may be dialled. Never raises.
@@ -466,22 +449,21 @@ class HostAddresses(AbstractResolver):
         except ValueError:
             pass
         key = (host, port)
-        while (scopes := self._cached_scopes.get(key)) is None:
-            if (asking := self._look_ups.get(key)) is not None:
+        while (found := self._fresh(key)) is None:
+            if (asking := self._under_way.get(key)) is not None:
                 await asking.wait()
                 continue  # the other caller may have been cancelled: then look up here
-            done = self._look_ups[key] = asyncio.Event()
+            done = self._under_way[key] = asyncio.Event()
             try:
-                scopes = self._cached_scopes[key] = await self._look_up(host, port)
-                break
+                self._latest[key] = await self._look_up(host, port)
             finally:
-                del self._look_ups[key]
+                del self._under_way[key]
                 done.set()
-        return scopes
+        return found.scopes
 
     def knows(self, target: urls.Target) -> bool:
         """Return True if `scopes` would answer without waiting."""
-        if (target.host, target.port) in self._cached_scopes:
+        if self._fresh((target.host, target.port)) is not None:
             return True
         try:
             ipaddress.ip_address(target.host)
@@ -489,32 +471,27 @@ class HostAddresses(AbstractResolver):
             return False
         return True
 
-    async def _look_up(self, host: str, port: int) -> tuple[str, ...]:
+    async def _look_up(self, host: str, port: int) -> _LookUp:
+        guard, now = self._guard, self._clock.monotonic
         try:
             async with deadline(self._clock, self._patience):
-                look_up = partial(self._cached, host, port, socket.AF_UNSPEC)
-                guard = self._guard
+                look_up = partial(self._resolve_now, host, port, socket.AF_UNSPEC)
                 answers = await (look_up() if guard is None else _vetted(guard, host, look_up))
-            found = _scopes(answer["host"] for answer in answers)
-        except AddressRefused:
-            found = ()  # the guard will refuse the dial too
+            scopes = _scopes(answer["host"] for answer in answers)
+            return _LookUp(now() + ANSWER_SECONDS, scopes, answers)
+        except AddressRefused:  # the guard will refuse the dial too
+            return _LookUp(now() + _FAILURE_SECONDS)
         except Exception as error:  # noqa: BLE001 - a resolver may raise anything
-            if self._guard is None:
-                return (UNRESOLVED,)
+            if guard is None:
+                return _LookUp(now() + _FAILURE_SECONDS, (UNRESOLVED,))
             told = isinstance(error, socket.gaierror) or descriptors.is_shortage(error)
             code = getattr(error, "errno", None) if told else None
-            if code is None:
-                code = socket.EAI_AGAIN
-            self._failed[host, port] = code, str(error) or type(error).__name__
-            return ()
-        self._failed.pop((host, port), None)
-        return found
+            failure = socket.EAI_AGAIN if code is None else code, str(error) or type(error).__name__
+            return _LookUp(now() + _FAILURE_SECONDS, failure=failure)
 
     async def close(self) -> None:
         """Close the resolver."""
-        self._cached_scopes.clear()
-        self._failed.clear()
-        self._answers.clear()
+        self._latest.clear()
         if self._owned and self._inner is not None:
             inner, self._inner = self._inner, None
             await inner.close()

@@ -57,6 +57,13 @@ class RetrievalDeadline:
         """Cancels the request under way."""
         self.connected: bool = False
         """True once the request under way has its connection."""
+        self.connect_only: bool = False
+        """Set by the caller if no request is to be sent."""
+        self.most: float = _NEVER
+        """Set by the caller: seconds for connecting, and again until the head, if less than
+        configured."""
+        self.addresses: list[str] = []
+        """The addresses dialled for the request under way, by a guarded connector."""
 
     def __deepcopy__(self, _: object) -> Self:
         """Return self: mocks of aiohttp deep-copy their arguments, and a task can't be copied."""
@@ -69,11 +76,9 @@ class RetrievalDeadline:
 
     def __enter__(self) -> None:
         """Begin a request of the current task, with the phase of connecting."""
-        task = asyncio.current_task(self._loop)
-        if task is None:  # pragma: no cover - awaiting a response requires a task
-            raise RuntimeError("a RetrievalDeadline needs a running task")
-        self._deadline = Deadline(self._timer.clock, task)
+        self._deadline = Deadline(self._timer.clock, asyncio.current_task(self._loop))
         self.connected = False
+        self.addresses = []
         self.connecting()
 
     def __exit__(
@@ -91,24 +96,23 @@ class RetrievalDeadline:
 
     def connecting(self) -> None:
         """Begin the phase of name resolution, TCP and TLS."""
-        self._start_timed_phase(self._config.connect_timeout)
+        self._start_phase(min(self._config.connect_timeout, self.most))
 
     def queued(self) -> None:
         """Stop counting, as the request waits within this process (for the pool, for example)."""
-        self._start_phase(self._timer.clock.monotonic(), 0.0)
+        self._start_phase(0.0)
         self._phase_start = None
         self._timer.drop(self)
 
     def sending(self) -> None:
         """Begin the phase up to the first octet of the response head."""
         self.connected = True
-        self._sent_at = self._start_timed_phase(self._config.first_byte_timeout)
+        self._sent_at = self._start_phase(min(self._config.first_byte_timeout, self.most))
 
     def reading(self) -> float | None:
         """Begin the phase of the body. Return the seconds from sending to the response head, or
         None if `sending` was not called."""
-        now = self._timer.clock.monotonic()
-        self._start_phase(now, self._config.total_timeout)
+        now = self._start_phase(self._config.total_timeout)
         self._start_window(now)
         took = now - self._sent_at if self.connected else None
         self.connected = True
@@ -118,18 +122,16 @@ class RetrievalDeadline:
         """Count octets of the body that have arrived."""
         self._window_octets += octets
 
-    def _start_timed_phase(self, seconds: float) -> float:
+    def _start_phase(self, seconds: float) -> float:
+        """Begin a phase of at most so many seconds, and count the time of the previous one. Return
+        the monotonic moment."""
         now = self._timer.clock.monotonic()
-        self._start_phase(now, seconds)
-        self._timer.set(self, self._phase_end)
-        return now
-
-    def _start_phase(self, now: float, seconds: float) -> None:
-        """Begin a phase of at most so many seconds, and count the time of the previous one."""
         if self._phase_start is not None:
             self._remaining = max(0.0, self._remaining - (now - self._phase_start))
         self._phase_start = now
         self._phase_end = now + min(self._remaining, seconds)
+        self._timer.set(self, self._phase_end)
+        return now
 
     def _start_window(self, now: float) -> None:
         """Begin a window in which `min_rate` applies to the body."""

@@ -1,10 +1,11 @@
 """The outcomes of retrieving a robots.txt, and their consequences. Pure: no clock, no I/O.
 
 One table defines everything about an outcome: the verdict, the reason, how long to cache it and
-whether to retry. `classify` finds the row of a response or an exception; whatever has no row is
-`INTERNAL`, which defers, so that nothing unforeseen allows. The module also has the checks whether
-a body is a text, a page or neither (linear in the body), freshness (RFC 9111 section 4.2), the
-retry schedule after failures (RFC 9309 section 2.3.1.4), and the inputs and results of a retrieval.
+whether to retry. `classify_head` finds the row of a response, `classify_error` that of an
+exception; whatever has no row is `INTERNAL`, which defers, so that nothing unforeseen allows. The
+module also has the checks whether a body is a text, a page or neither (linear in the body),
+freshness (RFC 9111 section 4.2), the retry schedule after failures (RFC 9309 section 2.3.1.4), and
+the inputs and results of a retrieval.
 
 Times are seconds; "now" is wall time, which sites use in their headers.
 """
@@ -22,6 +23,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from functools import partial
 from typing import Final, Protocol
 
 import aiohttp
@@ -74,26 +76,17 @@ class OutcomeRow:
     """For a failure: after 12 hours or 30 days a `Fallback` may apply."""
 
 
-def _text(
-    number: int,
-    name: str,
-    reason: Reason = Reason.NO_RULE,
-    cache_time: CacheTime = CacheTime.FRESH,
-    verdict: Verdict | None = None,
-) -> OutcomeRow:
-    return OutcomeRow(number, name, reason, cache_time, verdict, State.PARSED)
-
-
-def _absent(
-    number: int,
-    name: str,
-    reason: Reason,
-    cache_time: CacheTime = CacheTime.DAY,
-    verdict: Verdict = Verdict.ALLOW,
-) -> OutcomeRow:
-    return OutcomeRow(number, name, reason, cache_time, verdict, State.UNAVAILABLE)
-
-
+_text = partial(
+    OutcomeRow,
+    reason=Reason.NO_RULE,
+    cache_time=CacheTime.FRESH,
+    verdict=None,
+    state=State.PARSED,
+)
+_absent = partial(
+    OutcomeRow, cache_time=CacheTime.DAY, verdict=Verdict.ALLOW, state=State.UNAVAILABLE
+)
+_unclear = partial(_absent, 14, cache_time=CacheTime.SIX_HOURS)
 _failed = OutcomeRow
 _WITH_TEXT = frozenset({1, 2, 4, 6, 22})
 """Numbers of the rows with a text for the parser."""
@@ -119,7 +112,7 @@ class Outcome(Enum):
         self.has_text = row.number in _WITH_TEXT
 
     RULES = _text(1, "rules")
-    EMPTY = _text(2, "empty", Reason.EMPTY_FILE, verdict=Verdict.ALLOW)
+    EMPTY = _text(2, "empty", reason=Reason.EMPTY_FILE, verdict=Verdict.ALLOW)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
     HTML_RULES = _text(4, "html_rules")
     NOT_TEXT = _absent(5, "not_text", Reason.NOT_TEXT)
@@ -137,14 +130,12 @@ class Outcome(Enum):
     # help, so this denies, with one constant reason for clients (T2).
     BLOCKED = _failed(13, "blocked", Reason.BLOCKED, CacheTime.DAY, Verdict.DENY, lapses=False)
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
-    NO_FILE_SAID_OTHERWISE = _absent(
-        14, "no_file_said_otherwise", Reason.NO_FILE, CacheTime.SIX_HOURS
-    )
+    NO_FILE_SAID_OTHERWISE = _unclear("no_file_said_otherwise", Reason.NO_FILE)
     # Payment and licence challenges are reported, but do not decide.
-    PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, CacheTime.SIX_HOURS)
-    LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, CacheTime.SIX_HOURS)
-    ACCESS_RESTRICTED = _absent(
-        14, "access_restricted", Reason.ACCESS_RESTRICTED, CacheTime.SIX_HOURS, Verdict.DENY
+    PAYMENT_REQUIRED = _unclear("payment_required", Reason.PAYMENT_REQUIRED)
+    LICENSE_REQUIRED = _unclear("license_required", Reason.LICENSE_REQUIRED)
+    ACCESS_RESTRICTED = _unclear(
+        "access_restricted", Reason.ACCESS_RESTRICTED, verdict=Verdict.DENY
     )
     CLIENT_ERROR = _failed(15, "client_error", Reason.CLIENT_ERROR, retry=True)
     RATE_LIMITED = _failed(16, "rate_limited", Reason.RATE_LIMITED)
@@ -186,7 +177,7 @@ GUARD_REFUSALS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
 """Outcomes caused by our own guard, not by the site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
-_CHALLENGE_STATUS = frozenset({202, 403, 405, 503})
+_CHALLENGE_STATUS = frozenset({403, 405, 503})
 _SPECIAL_2XX = {
     203: Outcome.TRANSFORMED_RULES,
     204: Outcome.EMPTY,  # RFC 9309 section 2.3.1.1 (HTTP-18)
@@ -195,47 +186,20 @@ _SPECIAL_2XX = {
 }
 
 
-def classify(
-    *,
-    status: int | None = None,
-    headers: Mapping[str, str] | None = None,
-    error: BaseException | None = None,
-    config: FetchConfig,
-    first_hop: bool = True,
-    connected: bool = True,
+def classify_head(
+    status: int, headers: Mapping[str, str] | None = None, *, config: FetchConfig
 ) -> Outcome:
-    """Return the outcome of a response's head, or of the exception raised instead.
+    """Return the outcome of a response's head.
 
-    `headers` are looked up in lower case (any case-insensitive mapping will do). `first_hop`: the
-    request went to the origin itself, not to a redirect. `connected`: for an error, whether there
-    was a connection already. A 2xx gives RULES: the body decides between rows 1 to 5 (see
-    `classify_body`).
+    `headers` are looked up in lower case (any case-insensitive mapping will do). A 2xx gives RULES:
+    the body decides between rows 1 to 5 (see `classify_body`).
 
-    >>> classify(status=404, config=FetchConfig()).row.verdict
+    >>> classify_head(404, config=FetchConfig()).row.verdict
     <Verdict.ALLOW: 'allow'>
-    >>> classify(error=TimeoutError(), config=FetchConfig()).row.verdict
-    <Verdict.DEFER: 'defer'>
     """
-    if error is not None:
-        return _of_error(error, first_hop=first_hop, connected=connected)
-    if status is None:
-        return Outcome.INTERNAL
-    if config.challenge == "defer" and _is_challenge(status, headers or {}):
+    headers = headers or {}
+    if config.challenge == "defer" and _is_challenge(status, headers):
         return Outcome.CHALLENGE
-    return _of_status(status, headers or {}, config)
-
-
-def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
-    # Row 7: the site answered with a challenge page, not with the file.
-    if status == 202:
-        return True
-    if status not in _CHALLENGE_STATUS:
-        return False
-    mitigated = headers.get("cf-mitigated", "").strip().lower()
-    return mitigated == "challenge" or bool(headers.get("x-amzn-waf-action"))
-
-
-def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> Outcome:
     if 400 <= status <= 499:
         return _of_client_error(status, headers, config)
     if 500 <= status <= 599:
@@ -249,6 +213,16 @@ def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> 
     if 300 <= status <= 399:
         return Outcome.BAD_REDIRECT  # row 12: 300, 305, 306
     return Outcome.INVALID_RESPONSE  # row 8: a final 1xx, 600 and above
+
+
+def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
+    # Row 7: the site answered with a challenge page, not with the file.
+    if status == 202:
+        return True
+    if status not in _CHALLENGE_STATUS:
+        return False
+    mitigated = headers.get("cf-mitigated", "").strip().lower()
+    return mitigated == "challenge" or bool(headers.get("x-amzn-waf-action"))
 
 
 def _of_client_error(status: int, headers: Mapping[str, str], config: FetchConfig) -> Outcome:
@@ -278,7 +252,17 @@ _NO_SUCH_NAME = frozenset(
 _ARES_NO_SUCH_NAME = ((1,), (4,))  # ENODATA, ENOTFOUND
 
 
-def _of_error(error: BaseException, *, first_hop: bool, connected: bool) -> Outcome:
+def classify_error(
+    error: BaseException, *, first_hop: bool = True, connected: bool = True
+) -> Outcome:
+    """Return the outcome of the exception that was raised instead of a response.
+
+    `first_hop`: the request went to the origin itself, not to a redirect. `connected`: there was a
+    connection already.
+
+    >>> classify_error(TimeoutError()).row.verdict
+    <Verdict.DEFER: 'defer'>
+    """
     chain = causes(error)
     if any(isinstance(cause, AddressRefused) for cause in chain):
         return Outcome.BLOCKED if first_hop else Outcome.EGRESS_POLICY
@@ -515,15 +499,6 @@ def metadata_of(
     return Metadata(brief, max_age, None if expires is None else lasting, coding)
 
 
-def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
-    """Read the lifetime of an answer that is not a 304.
-
-    >>> lifetime({"Cache-Control": "max-age=600", "Age": "500"}, 0.0).seconds
-    100.0
-    """
-    return metadata_of(headers, now).lifetime(age_of(headers))
-
-
 def fresh_for(cache_time: CacheTime, said: Lifetime, cache: CacheConfig) -> float:
     """Return for how many seconds an answer may be used: at least the configured minimum, at most
     the 24 hours of RFC 9309 section 2.4 (RFC-40).
@@ -570,7 +545,6 @@ _RUNGS: Final = {
     CacheTime.LONG_LADDER: tuple(60.0 * minutes for minutes in (*_MINUTES, 720, 1440)),
     CacheTime.SLOW_LADDER: tuple(3600.0 * hours for hours in (1, 2, 4, 8, 16, 24)),
     CacheTime.DAY: (DAY,),
-    CacheTime.SIX_HOURS: (SIX_HOURS,),
 }
 _JITTER: Final = 0.2
 

@@ -10,7 +10,6 @@ from gatekeeper.storage.base import (
     HistoryEntry as HistoryEntry,
     OriginRecord as OriginRecord,
     Storage as Storage,
-    StorageStats as StorageStats,
     pack_body as pack_body,
     unpack_body as unpack_body,
 )

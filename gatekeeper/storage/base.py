@@ -12,9 +12,9 @@ import hashlib
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -63,7 +63,7 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None = None
     """The last good text, compressed with zlib (decoded, cut at the limit); None: no file."""
     body_hash: bytes | None = None
-    """SHA-256 of that text. The storage computes it if a record with a body lacks it."""
+    """SHA-256 of that text. It is computed if it is not given with a body."""
     took: float | None = None
     """Seconds that the last successful retrieval took."""
     last_page_ok_at: float | None = None
@@ -76,6 +76,11 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from that boot to the writing."""
     metadata: str = ""
     """The `Metadata` of the last good response, as JSON; empty: none."""
+
+    def __post_init__(self) -> None:
+        if self.body is not None and self.body_hash is None:
+            digest = hashlib.sha256(unpack_body(self.body)).digest()
+            msgspec.structs.force_setattr(self, "body_hash", digest)
 
 
 class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,34 +169,6 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The text's size in bytes."""
 
 
-class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since `open`, and gauges of the current state."""
-
-    pending: int = 0
-    """Records that are not yet written."""
-    written: int = 0
-    """Records written."""
-    failed_batches: int = 0
-    """Transactions that failed and are retried (because of a full disk, for example)."""
-    last_error: str | None = None
-    """Why the last transaction failed; None if it succeeded."""
-    dropped: int = 0
-    """Records dropped because too many were pending while nothing could be written."""
-    rejected: int = 0
-    """Records that the database refused individually."""
-    unjournaled: int = 0
-    """Promises that could not be appended to the journal. They are in memory and go into the
-    next batch, but are not safe from kill -9 until then."""
-    failing: str | None = None
-    """Why the journal accepts no promises now; None if it does."""
-    journal_bytes: int = 0
-    replayed: int = 0
-    """Promises replayed from the journal of an earlier process."""
-    damaged: int = 0
-    """Journal bytes skipped at the start: the torn tail of a killed process."""
-    history_bytes: int = 0
-
-
 def pack_body(text: bytes) -> tuple[bytes, bytes]:
     """Return a text's `(body, body_hash)` for an `OriginRecord`: compressed text and SHA-256.
 
@@ -257,8 +234,7 @@ class Storage(Protocol):
 
         Raises StorageError if that is impossible (a full disk, for example). The record then
         stays in memory and is made durable as soon as possible, and a caller that can still
-        refuse the request must do so. With `storage.on_failure = "continue"` it is only
-        counted, as `unjournaled`.
+        refuse the request must do so. With `storage.on_failure = "continue"` it is only logged.
         """
 
     def owe(self, record: ClockRecord) -> None:
@@ -292,70 +268,18 @@ class Storage(Protocol):
     async def flush(self) -> None:
         """Return when everything put so far is written. Raises StorageError if that fails."""
 
-    def stats(self) -> StorageStats:
-        """Return the counters of writes, pending records and failures."""
-
 
 # --- records that are not yet in the file ----------------------------------------------------
 
 _MAX_LADDER_SKIPS = 16
 
 
-class Sighting(NamedTuple):
-    """A body (or a definite absence) seen at an origin over a period."""
-
-    body_hash: bytes
-    """Empty if there was no file."""
-    body: bytes | None
-    first_seen: float
-    last_seen: float
-    outcome: str
-    status: int | None
-
-
-def sighting(record: OriginRecord) -> Sighting | None:
-    """Return a record's last good slot for the history, or None if it has none."""
-    if record.body is None and record.body_hash is None and record.good_outcome is None:
-        return None
-    seen = record.fetched_at if record.good_fetched_at is None else record.good_fetched_at
-    return Sighting(
-        record.body_hash or b"",
-        record.body,
-        seen,
-        seen,
-        record.good_outcome or record.outcome,
-        record.good_status if record.good_outcome is not None else record.status,
-    )
-
-
-def with_hash(record: OriginRecord) -> OriginRecord:
-    """Return the record with its body's hash, which is computed if it is missing."""
-    if record.body is None or record.body_hash is not None:
-        return record
-    digest = hashlib.sha256(unpack_body(record.body)).digest()
-    return msgspec.structs.replace(record, body_hash=digest)
-
-
-def merge_sightings(
-    earlier: list[Sighting], later: Iterable[Sighting], limit: int
-) -> list[Sighting]:
-    """Concatenate sightings, join equal neighbours and return the newest `limit`."""
-    merged = list(earlier)
-    for seen in later:
-        if merged and merged[-1].body_hash == seen.body_hash:
-            last = max(merged[-1].last_seen, seen.last_seen)
-            merged[-1] = merged[-1]._replace(last_seen=last)
-        else:
-            merged.append(seen)
-    return merged[-limit:]
-
-
 @dataclass(slots=True)
 class WriteBatch:
     """The records of one transaction."""
 
-    origins: dict[str, OriginRecord] = field(default_factory=dict)
-    sightings: dict[str, list[Sighting]] = field(default_factory=dict)
+    origins: dict[str, list[OriginRecord]] = field(default_factory=dict)
+    """The latest record of each origin, after earlier ones that its history needs."""
     clocks: dict[str, ClockRecord | None] = field(default_factory=dict)
     """The latest clock of each scope; None deletes it."""
     sequence: int = 0
@@ -365,39 +289,35 @@ class WriteBatch:
         return len(self.origins) + len(self.clocks)
 
 
+@dataclass(slots=True, kw_only=True)
 class Pending(WriteBatch):
     """The records that are not yet in the file: the latest of each key.
 
     The number of distinct keys bounds it. Beyond `max_origins` records or `max_bytes` of
     bodies, while nothing can be written, the oldest origins are dropped (they can be fetched
-    again) and counted in `dropped`. Clocks are never dropped; the ledger bounds their number.
+    again). Clocks are never dropped; the ledger bounds their number.
     Not thread-safe: the owner holds a lock around every call.
     """
 
-    # Declared again, because pyright requires it of a class that assigns to inherited fields.
-    origins: dict[str, OriginRecord]
-    sightings: dict[str, list[Sighting]]
-    clocks: dict[str, ClockRecord | None]
-    sequence: int
-
-    def __init__(self, *, max_origins: int, max_bytes: int, versions: int) -> None:
-        super().__init__()
-        self._max_origins = max_origins
-        self._max_bytes = max_bytes
-        self._versions = versions
-        self._bytes = 0
-        self.dropped: int = 0
+    max_origins: int
+    max_bytes: int
+    versions: int
+    """Bodies of one origin that its history keeps."""
+    _bytes: int = 0
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Add a record, replacing the origin's previous one; its body joins the sightings."""
-        origin = record.origin
+        """Add a record, the latest of its origin."""
         # Popped first, so that an origin that is put again becomes the newest.
-        self.origins.pop(origin, None)
-        self.origins[origin] = record
-        seen = sighting(record)
-        if seen is not None:
-            self._add_sightings(origin, [seen])
-        while len(self.origins) > self._max_origins or self._bytes > self._max_bytes:
+        records = self.origins.pop(record.origin, [])
+        self._bytes -= _body_bytes(records)
+        # Of records with the same body in a row, the first and the latest tell when it was seen.
+        if [one.body_hash for one in records[-2:]] == [record.body_hash] * 2:
+            del records[-1]
+        records.append(record)
+        del records[: -2 * self.versions]
+        self.origins[record.origin] = records
+        self._bytes += _body_bytes(records)
+        while len(self.origins) > self.max_origins or self._bytes > self.max_bytes:
             if len(self.origins) <= 1:
                 break
             self._drop_oldest()
@@ -411,40 +331,24 @@ class Pending(WriteBatch):
 
     def drain(self) -> WriteBatch:
         """Remove all records and return them as a batch."""
-        batch = WriteBatch(self.origins, self.sightings, self.clocks, self.sequence)
-        self.origins, self.sightings, self.clocks, self._bytes = {}, {}, {}, 0
+        batch = WriteBatch(self.origins, self.clocks, self.sequence)
+        self.origins, self.clocks, self._bytes = {}, {}, 0
         return batch
 
     def put_back(self, batch: WriteBatch) -> None:
         """Put back a batch that could not be written; records put since then take precedence."""
-        newer = self.drain()
-        self.put_newer(batch)
-        self.put_newer(newer)
-
-    def put_newer(self, newer: WriteBatch) -> None:
-        """Merge in a batch that is newer than everything here, and takes precedence."""
-        for origin, seen in newer.sightings.items():
-            self._add_sightings(origin, seen)
-        for record in newer.origins.values():
-            self.put_origin(record)
-        self.clocks.update(newer.clocks)
-
-    def _add_sightings(self, origin: str, seen: list[Sighting]) -> None:
-        before = self.sightings.get(origin, [])
-        after = merge_sightings(before, seen, self._versions)
-        self.sightings[origin] = after
-        self._bytes += _body_bytes(after) - _body_bytes(before)
+        for each in (batch, self.drain()):
+            for record in itertools.chain.from_iterable(each.origins.values()):
+                self.put_origin(record)
+            self.clocks.update(each.clocks)
 
     def _drop_oldest(self) -> None:
         """Drop the oldest origin that is not on the ladder of failures, or after a short search
         just the oldest one."""
-        first = [*itertools.islice(self.origins.values(), _MAX_LADDER_SKIPS)]
-        reachable = (one.origin for one in first if one.first_unreachable_at is None)
-        oldest = next(reachable, first[0].origin)
-        del self.origins[oldest]
-        self._bytes -= _body_bytes(self.sightings.pop(oldest, []))
-        self.dropped += 1
+        first = [*itertools.islice(self.origins.items(), _MAX_LADDER_SKIPS)]
+        reachable = (name for name, records in first if records[-1].first_unreachable_at is None)
+        self._bytes -= _body_bytes(self.origins.pop(next(reachable, first[0][0])))
 
 
-def _body_bytes(seen: list[Sighting]) -> int:
-    return sum(len(one.body) for one in seen if one.body is not None)
+def _body_bytes(records: list[OriginRecord]) -> int:
+    return sum(len(one.body) for one in records if one.body is not None)

@@ -52,13 +52,7 @@ _MAX_RETIRED = 16
 _CANNOT_PREALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 """Errors of a file system that can't preallocate."""
 
-TEST_SEQUENCE = 0
-"""The sequence of a frame that only tests whether the journal can be written. Sequences of
-promises start at 1, so `replay` skips it."""
-TEST_RECORD = ClockRecord(scope="", next_at=0.0)
-"""The record of such a test frame."""
-
-_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,7 +76,6 @@ class Journal:
         self._write_failed = False
         """The latest frame could not be written, although there seemed to be space."""
         self.size: int = 0
-        self.damaged: int = 0
         self.growth_bounded: bool = False
         """Whether the database refuses all writes, so that the journal's growth is bounded."""
 
@@ -95,9 +88,7 @@ class Journal:
         for generation, path in self._generations():
             self._generation = max(self._generation, generation)
             self._retired.append(path)
-            frames, damaged = read_generation(path)
-            self.damaged += damaged
-            for sequence, record in frames:
+            for sequence, record in read_generation(path):
                 if sequence > absorbed:
                     yield sequence, record
 
@@ -107,11 +98,8 @@ class Journal:
             raise OSError(errno.EFBIG, "too many journals wait to be absorbed")
         generation = self._generation + 1
         path = self._name(generation)
-        try:
-            fd = os.open(path, _OPEN_FLAGS, 0o600)
-        except FileExistsError:
-            self._generation = generation  # left by an attempt whose clean-up failed
-            raise
+        # A file of that name is left by an attempt whose clean-up failed.
+        fd = os.open(path, _OPEN_FLAGS, 0o600)
         try:
             if os.write(fd, HEADER) != len(HEADER):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -257,8 +245,8 @@ def preallocate(fd: int, ahead: float) -> float:
     return ahead + _PREALLOCATED_OCTETS
 
 
-def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
-    """Return a generation's intact frames, and the number of bytes outside of them.
+def read_generation(path: Path) -> list[tuple[int, ClockRecord]]:
+    """Return a generation's intact frames.
 
     Raises StorageError if the file is not a journal.
     """
@@ -272,7 +260,7 @@ def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
     if not data.startswith(HEADER):
         # The process was killed between creating the file and writing its first line.
         if HEADER.startswith(data):
-            return [], len(data)
+            return []
         raise StorageError(
             f"{path}: has the name of a journal, but is not one of gatekeeper; "
             "move it away and start again"
@@ -280,39 +268,23 @@ def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
     return _frames(data)
 
 
-def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
+def _frames(data: bytes) -> list[tuple[int, ClockRecord]]:
     frames: list[tuple[int, ClockRecord]] = []
-    position, damaged = len(HEADER), 0
-    while position < len(data):
-        start = data.find(_MAGIC, position)
-        if start < 0:
-            # Unused preallocated space is not damage.
-            return frames, damaged + len(data[position:].rstrip(b"\0"))
-        damaged += start - position
-        frame, length = _frame_at(data, start)
-        if frame is None:
-            damaged += 1
+    position = len(HEADER)
+    while (start := data.find(_MAGIC, position)) >= 0:
+        position = start + _FRAME.size
+        try:
+            _, length, checksum = _FRAME.unpack_from(data, start)
+            payload = data[position : position + length] if length <= _MAX_FRAME_OCTETS else b""
+            if len(payload) != length or zlib.crc32(payload) != checksum:
+                raise ValueError
+            sequence, record = _decoder.decode(payload)
+        except (struct.error, ValueError, msgspec.DecodeError):
             position = start + 1
         else:
-            frames.append(frame)
-            position = start + length
-    return frames, damaged
-
-
-def _frame_at(data: bytes, start: int) -> tuple[tuple[int, ClockRecord] | None, int]:
-    """Return the frame at an offset, and its length; None if it is not intact."""
-    body = start + _FRAME.size
-    if body > len(data):
-        return None, 0
-    _, length, checksum = _FRAME.unpack_from(data, start)
-    payload = data[body : body + length] if length <= _MAX_FRAME_OCTETS else b""
-    if not payload or len(payload) != length or zlib.crc32(payload) != checksum:
-        return None, 0
-    try:
-        sequence, record = _decoder.decode(payload)
-        return (sequence, from_earlier(record)), _FRAME.size + length
-    except msgspec.DecodeError:
-        return None, 0
+            frames.append((sequence, from_earlier(record)))
+            position += length
+    return frames
 
 
 def _payload(sequence: int, record: ClockRecord) -> bytes:
@@ -344,11 +316,6 @@ if sys.platform == "win32":
     def _lock_octet(fd: int) -> None:
         """Do nothing: Windows does not delete open files, so `FileLock` is enough."""
 
-    def _write_holder(fd: int) -> None:
-        """Do nothing: on Windows other processes can't read a locked byte."""
-
-    def _read_holder(fd: int) -> str:
-        return ""
 else:
     import fcntl
 
@@ -360,28 +327,13 @@ else:
         # Not flock: on some systems, and NFS, it conflicts with the locks that SQLite takes.
         if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
             wanted = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _LOCKED_OFFSET, 1, 0)
-            try:
-                fcntl.fcntl(fd, command, wanted)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # a kernel older than these locks
-                    raise
-            else:
-                return
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKED_OFFSET)
-
-    def _write_holder(fd: int) -> None:
-        """Write the process id to the lock file, for the error message of a second process."""
-        # On a full disk the lock still holds; only that message is less helpful.
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
-
-    def _read_holder(fd: int) -> str:
-        text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        return f" (process {text})" if text.isdigit() else ""
+            fcntl.fcntl(fd, command, wanted)
+        else:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKED_OFFSET)
 
 
-def _in_use_error(path: Path, who: str = "") -> StorageError:
+def _in_use_error(path: Path, process: str = "") -> StorageError:
+    who = f" (process {process})" if process.isdigit() else ""
     return StorageError(
         f"{path}: in use by another gatekeeper{who}; stop that one, "
         "or give this one a file of its own"
@@ -423,10 +375,15 @@ class FileLock:
         try:
             _lock_file(self._fd)
         except OSError as error:
-            who = _read_holder(self._fd)
+            who = b""
+            with contextlib.suppress(OSError):  # Windows lets nobody read what is locked
+                who = os.read(self._fd, 32)
             os.close(self._fd)
-            raise _in_use_error(guarded, who) from error
-        _write_holder(self._fd)
+            raise _in_use_error(guarded, who.decode("ascii", "replace").strip()) from error
+        # For that message. On a full disk the lock holds without it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, b"%d" % os.getpid())
         _held_locks.add(self)
 
     def release(self) -> None:
@@ -439,7 +396,7 @@ class FileLock:
 class DatabaseLock:
     """A lock on the database file itself, effective even if the lock file is deleted.
 
-    Construct it before anything opens the database, call `hold` before SQLite opens it, and
+    Call `refuse_own` before anything opens the database, `hold` before SQLite opens it, and
     `release` after SQLite closed it: closing any descriptor of a file drops every POSIX lock
     that the process holds on it, including SQLite's. Readers in other processes are not excluded.
     """
@@ -451,13 +408,15 @@ class DatabaseLock:
     to try its lock, would end with a close that drops SQLite's locks."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StorageError if this process holds the lock already."""
         self._path = path
         self._fd = -1
         self._inode = (0, 0)
+
+    def refuse_own(self) -> None:
+        """Raise StorageError if this process holds the lock already."""
         with contextlib.suppress(OSError):
-            if _inode_of(path) in self._held:
-                raise _in_use_error(path, f" (process {os.getpid()})")
+            if _inode_of(self._path) in self._held:
+                raise _in_use_error(self._path, str(os.getpid()))
 
     def hold(self) -> None:
         """Lock the database. Raises StorageError if another process holds the lock.

@@ -24,11 +24,12 @@ All functions run in the thread that owns the connection; writes run inside its 
 # ruff: noqa: S608 - the statements are built from constants of this module
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +43,6 @@ from gatekeeper.storage.base import (
     DiskFull,
     HistoryEntry,
     OriginRecord,
-    Sighting,
     from_earlier,
     unpack_body,
 )
@@ -151,6 +151,15 @@ def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageE
     )
 
 
+@contextlib.contextmanager
+def explained(path: Path, *, opening: bool = False) -> Iterator[None]:
+    """Raise StorageError, with its remedy, for what using the file raises; see `unusable`."""
+    try:
+        yield
+    except FAULTS as error:
+        raise unusable(path, error, opening=opening) from error
+
+
 def told(error: Exception) -> str:
     """Return an error's message in printable characters: SQLite's may quote a damaged file."""
     return printable(str(error) or type(error).__name__, _MAX_TOLD)
@@ -215,16 +224,13 @@ def _create(path: Path) -> None:
         # Readable by the owner alone: it shows which sites were crawled. SQLite gives -wal and
         # -shm the mode of their database.
         os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = sqlite3.connect(new, isolation_level=None)
-        try:
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             _create_tables(connection)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode = WAL")
-        finally:
-            connection.close()
         new.replace(path)
     except (OSError, sqlite3.Error) as error:
         kind = DiskFull if _is_disk_full(path, error) else StorageError
@@ -244,9 +250,9 @@ def _rename_old_wal(path: Path) -> None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection for the writer and migrate the schema. Raises StorageError."""
-    connection: sqlite3.Connection | None = None
-    try:
+    with explained(path, opening=True), contextlib.ExitStack() as on_error:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+        on_error.callback(connection.close)
         version = _checked_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
         # FULL: a commit is on the disk when it returns, so the journal may be deleted after it.
@@ -258,12 +264,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # The pages of a large file are not checked, and the writer starts with these numbers.
         for name in ("absorbed", "history_bytes"):
             get_meta(connection, name)
-    except (*FAULTS, StorageError) as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, StorageError):
-            raise
-        raise unusable(path, error, opening=True) from error
+        on_error.pop_all()
     return connection
 
 
@@ -290,23 +291,18 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     """Return a connection for reading, usable while another one writes. Raises StorageError."""
     # The header is not checked: closing that descriptor would drop the locks that the writer's
     # connection in this process holds on the file.
-    connection: sqlite3.Connection | None = None
-    try:
+    with explained(path), contextlib.ExitStack() as on_error:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         connection = sqlite3.connect(
             uri, uri=True, isolation_level=None, timeout=5.0, check_same_thread=False
         )
-        version = _version(connection)
-    except FAULTS as error:
-        if connection is not None:
-            connection.close()
-        raise unusable(path, error) from error
-    if version != VERSION:
-        connection.close()
-        raise StorageError(
-            f"{path}: schema version {version}, this gatekeeper reads {VERSION}; "
-            "start the gatekeeper that belongs to it, which brings an older file up to date"
-        )
+        on_error.callback(connection.close)
+        if (version := _version(connection)) != VERSION:
+            raise StorageError(
+                f"{path}: schema version {version}, this gatekeeper reads {VERSION}; "
+                "start the gatekeeper that belongs to it, which brings an older file up to date"
+            )
+        on_error.pop_all()
     return connection
 
 
@@ -509,21 +505,25 @@ _SELECT_SPELLS = (
 )
 
 
-def record_sightings(
-    connection: sqlite3.Connection, origin: str, seen: Sequence[Sighting], *, versions: int
+def record_history(
+    connection: sqlite3.Connection, records: Iterable[OriginRecord], *, versions: int
 ) -> int:
-    """Add sightings of an origin, oldest first. Return by how many bytes the history grew."""
+    """Add the last good slots of records to the history, oldest first. Return by how many bytes it
+    grew."""
     grown = 0
-    for one in seen:
-        again = connection.execute(_EXTEND_SPELL, (one.last_seen, origin, one.body_hash))
+    for one in records:
+        if one.body_hash is None and one.good_outcome is None:
+            continue
+        seen = one.fetched_at if one.good_fetched_at is None else one.good_fetched_at
+        again = connection.execute(_EXTEND_SPELL, (seen, one.origin, one.body_hash or b""))
         if again.rowcount == 0:
-            grown += _insert_spell(connection, origin, one)
-            for row in connection.execute(_EXCESS_SPELLS, (origin, versions)).fetchall():
+            grown += _insert_spell(connection, one, seen)
+            for row in connection.execute(_EXCESS_SPELLS, (one.origin, versions)).fetchall():
                 grown -= _delete_spell(connection, *row)
     return grown
 
 
-def _insert_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> int:
+def _insert_spell(connection: sqlite3.Connection, one: OriginRecord, seen: float) -> int:
     size, grown = 0, HISTORY_ROW_BYTES
     if one.body_hash:
         known = connection.execute("SELECT size FROM blobs WHERE hash = ?", (one.body_hash,))
@@ -540,7 +540,10 @@ def _insert_spell(connection: sqlite3.Connection, origin: str, one: Sighting) ->
                 (one.body_hash, size, one.body),
             )
             grown += len(one.body)
-    spell = (origin, one.body_hash, one.first_seen, one.last_seen, one.outcome, one.status, size)
+    outcome, status = one.good_outcome, one.good_status
+    if outcome is None:
+        outcome, status = one.outcome, one.status
+    spell = (one.origin, one.body_hash or b"", seen, seen, outcome, status, size)
     connection.execute(_INSERT_SPELL, spell)
     return grown
 
@@ -595,6 +598,10 @@ MAX_DELETED = 1000
 """Old rows that one pass deletes from a table of up to 50,000 rows. From a larger table it deletes
 one row in fifty: with a fixed limit, a table to which many hosts are added would grow for ever."""
 
+_NEWEST = (
+    "SELECT max(coalesce((SELECT max(fetched_at) FROM origins), 0),"
+    " coalesce((SELECT max(next_at) FROM clocks), 0))"
+)
 _IS_OWED = (
     "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
     " AND (next_at > :now OR blocked_until > :now OR paused))"
@@ -619,18 +626,19 @@ _DELETE_STALE_CLOCKS = (
 
 def delete_old(
     connection: sqlite3.Connection, *, now: float, forget_after: float, max_origins: int
-) -> int:
-    """Delete old origins and clocks to which nothing is owed. Return the number of rows deleted.
+) -> None:
+    """Delete old origins and clocks to which nothing is owed.
 
-    Must be called inside a transaction.
+    Must be called inside a transaction. Age is relative to the newest record: a wall clock set
+    years ahead, with nothing fetched since, makes nothing old.
     """
+    now = min(now, connection.execute(_NEWEST).fetchone()[0])
     connection.create_function("host_of", 1, host_of, deterministic=True)
     terms = {"now": now, "horizon": now - forget_after, "max_deleted": MAX_DELETED}
-    gone = connection.execute(_DELETE_STALE_CLOCKS, terms).rowcount
-    gone += connection.execute(_DELETE_STALE_ORIGINS, terms).rowcount
+    connection.execute(_DELETE_STALE_CLOCKS, terms)
+    connection.execute(_DELETE_STALE_ORIGINS, terms)
     kept = int(connection.execute("SELECT count(*) FROM origins").fetchone()[0])
     if kept > max_origins:
         # Go 5 % below the bound, so that not every batch has to search for the oldest.
         terms["max_deleted"] = kept - max_origins + max_origins // 20
-        gone += connection.execute(_DELETE_EXCESS_ORIGINS, terms).rowcount
-    return gone
+        connection.execute(_DELETE_EXCESS_ORIGINS, terms)

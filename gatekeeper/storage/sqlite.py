@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import MEMORY, StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
-from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord, StorageStats
+from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord
 from gatekeeper.storage.writer import Writer
 
 T = TypeVar("T")
@@ -51,9 +52,8 @@ class SqliteStorage:
         self._clock = clock or SystemClock()
         self._writer = Writer(self._path, self._config, self._clock)
         self._readers: ThreadPoolExecutor | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._loop_connection: sqlite3.Connection | None = None
-        """For reads in the loop's thread, which can't wait for another thread."""
+        self._connections: dict[int, sqlite3.Connection] = {}
+        """For reads, by thread: one of the readers, and the loop's, which can't wait for them."""
         self._closing: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> SqliteStorage:
@@ -96,12 +96,9 @@ class SqliteStorage:
         await asyncio.shield(self._closing)
 
     async def _close(self, readers: ThreadPoolExecutor) -> None:
-        if self._loop_connection is not None:
-            self._loop_connection.close()
-            self._loop_connection = None
         with contextlib.suppress(RuntimeError):  # when the interpreter exits, it ends the thread
-            await asyncio.get_running_loop().run_in_executor(readers, self._close_connection)
-        self._close_connection()
+            await asyncio.get_running_loop().run_in_executor(readers, self._close_connections)
+        self._close_connections()
         readers.shutdown()
         await asyncio.wrap_future(self._writer.stop())
         self._writer.join()
@@ -139,12 +136,7 @@ class SqliteStorage:
         if known:
             return pending
         self._check_open()
-        try:
-            if self._loop_connection is None:
-                self._loop_connection = schema.connect_readonly(self._path)
-            return schema.read_clock(self._loop_connection, scope)
-        except schema.FAULTS as error:
-            raise schema.unusable(self._path, error) from error
+        return self._query(lambda connection: schema.read_clock(connection, scope))
 
     def put_clock(self, record: ClockRecord) -> None:
         """Store a clock with the next batch."""
@@ -199,10 +191,6 @@ class SqliteStorage:
         """Return when everything put so far is written. Raises StorageError if that fails."""
         await asyncio.wrap_future(self._writer.flush())
 
-    def stats(self) -> StorageStats:
-        """Return the counters of writes, pending records and failures."""
-        return self._writer.stats()
-
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         readers = self._check_open()
         return await asyncio.get_running_loop().run_in_executor(readers, self._query, query)
@@ -215,14 +203,12 @@ class SqliteStorage:
         return self._readers
 
     def _query(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        if self._connection is None:
-            self._connection = schema.connect_readonly(self._path)
-        try:
-            return query(self._connection)
-        except schema.FAULTS as error:
-            raise schema.unusable(self._path, error) from error
+        thread = threading.get_ident()
+        if (connection := self._connections.get(thread)) is None:
+            connection = self._connections[thread] = schema.connect_readonly(self._path)
+        with schema.explained(self._path):
+            return query(connection)
 
-    def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _close_connections(self) -> None:
+        while self._connections:
+            self._connections.popitem()[1].close()

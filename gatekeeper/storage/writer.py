@@ -6,7 +6,7 @@ record is put, then gathers records for `flush_interval` and commits them togeth
 batch is returned to the buffer, where newer records take precedence, and is retried.
 
 A promise that the journal can't store is refused (or, with `on_failure = "continue"`, only
-counted). From then on the thread tries to repair the journal every second; it first appends the
+logged). From then on the thread tries to repair the journal every second; it first appends the
 promises that were missed and are in force.
 """
 
@@ -16,13 +16,13 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from enum import Enum, auto
 from pathlib import Path
 
 from gatekeeper.clock import Clock
@@ -34,15 +34,13 @@ from gatekeeper.storage.base import (
     DiskFull,
     OriginRecord,
     Pending,
-    StorageStats,
     WriteBatch,
-    with_hash,
 )
-from gatekeeper.storage.journal import TEST_RECORD, TEST_SEQUENCE, DatabaseLock, FileLock, Journal
+from gatekeeper.storage.journal import DatabaseLock, FileLock, Journal
 from gatekeeper.storage.schema import (
     delete_old,
     get_meta,
-    record_sightings,
+    record_history,
     set_meta,
     shrink_history,
     write_clocks,
@@ -53,8 +51,6 @@ _log = logging.getLogger("gatekeeper.storage")
 
 MAX_PENDING_ORIGINS = 200_000
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-EARLY_COMMIT_RECORDS = 10_000
-"""With so many pending records the batch is committed without waiting for the interval's end."""
 MAX_RETRY_SECONDS = 30.0
 """The longest wait in seconds before a failed batch is retried."""
 SYNC_SECONDS = 1.0
@@ -63,14 +59,6 @@ REPAIR_SECONDS = 1.0
 """Seconds between two attempts to repair the journal."""
 _APPENDED_PER_LOCK = 500
 """Missed promises that are appended in one go, during which the loop's thread is locked out."""
-
-
-class _Task(Enum):
-    """The next task of the thread."""
-
-    COMMIT = auto()
-    SYNC = auto()
-    REPAIR = auto()
 
 
 class Writer:
@@ -84,8 +72,9 @@ class Writer:
         self._path = path
         self._config = config
         self._clock = clock
+        self._refuses = config.on_failure == "refuse"
         self._on_failure: Callable[[], None] = lambda: None
-        self._condition = threading.Condition(threading.Lock())
+        self._condition = threading.Condition()
         # Guarded by _condition:
         self._pending = Pending(
             max_origins=MAX_PENDING_ORIGINS,
@@ -97,25 +86,22 @@ class Writer:
         self._flushes: list[Future[None]] = []
         self._running = False
         self._stopping = False
-        self._commit_at: float | None = None
-        self._unsynced_since: float | None = None
-        self._unjournaled = 0
+        self._commit_at = math.inf
+        """When to commit; inf: nothing is pending."""
+        self._tend_at = math.inf
+        """When to sync the journal, or to repair it; inf: everything in it is synced."""
         self._journal_error: str | None = None
         """Why the journal can't store promises; None if it can."""
-        self._repair_at = 0.0
         self._sync_failed = False
         """An fsync failed, and none has succeeded since."""
-        self._missed: dict[str, None] = {}
+        self._missed: set[str] = set()
         """Scopes whose latest promise is only in memory."""
         # Used by the thread alone, except `append`, which is called under _condition:
         self._journal = Journal(path, limit=config.journal_bytes)
         self._committer: Committer | None = None
-        self._database: DatabaseLock | None = None
+        self._database = DatabaseLock(path)
         self._batch_seconds = config.flush_interval
         self._failures = 0
-        self._failed_batches = 0
-        self._last_error: str | None = None
-        self._replayed = 0
 
     # Called from the loop's thread.
 
@@ -147,7 +133,6 @@ class Writer:
 
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record with the next batch."""
-        record = with_hash(record)
         with self._condition:
             self._check_running()
             self._pending.put_origin(record)
@@ -177,16 +162,14 @@ class Writer:
                 self._journal.append(sequence, record, use_reserved=use_reserved)
             except OSError as error:
                 kept = False
-                self._unjournaled += 1
-                self._missed[record.scope] = None
+                self._missed.add(record.scope)
                 self._journal_failed(error)
             else:
-                if self._missed:
-                    self._missed.pop(record.scope, None)
+                self._missed.discard(record.scope)
                 if use_reserved and self._journal.in_reserved:
                     self._journal_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-            if self._unsynced_since is None:
-                self._unsynced_since = time.monotonic()
+            if self._tend_at == math.inf:
+                self._tend_at = time.monotonic() + SYNC_SECONDS
                 self._condition.notify()
             self._schedule_commit()
         if not kept and self._refuses:
@@ -195,10 +178,6 @@ class Writer:
                 "make room there or make it writable, or go on without it with "
                 'storage.on_failure = "continue"'
             )
-
-    @property
-    def _refuses(self) -> bool:
-        return self._config.on_failure == "refuse"
 
     @property
     def failing(self) -> str | None:
@@ -231,7 +210,7 @@ class Writer:
                 if self._refuses
                 else 'going on without (storage.on_failure = "continue"): kill -9 loses them',
             )
-            self._repair_at = time.monotonic()
+            self._tend_at = time.monotonic()
             self._condition.notify()
 
     def flush(self) -> Future[None]:
@@ -252,8 +231,8 @@ class Writer:
     def pending_origin(self, origin: str) -> OriginRecord | None:
         """Return an origin's record that is not in the file yet, or None."""
         with self._condition:
-            found = (batch.origins.get(origin) for batch in self._unwritten)
-            return next(filter(None, found), None)
+            found = self._pending.origins.get(origin) or self._writing.origins.get(origin)
+            return found[-1] if found else None
 
     def pending_clocks(self) -> dict[str, ClockRecord | None]:
         """Return the clocks that are not in the file yet; the value None means deleted."""
@@ -263,43 +242,18 @@ class Writer:
     def pending_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
         """Return whether a change is pending for the scope, and its clock (None: deleted)."""
         with self._condition:
-            return self._unwritten_clock(scope)
-
-    def _unwritten_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
-        for batch in self._unwritten:
-            if scope in batch.clocks:
-                return True, batch.clocks[scope]
+            for batch in self._unwritten:
+                if scope in batch.clocks:
+                    return True, batch.clocks[scope]
         return False, None
-
-    def stats(self) -> StorageStats:
-        """Return the counters; those of the thread may lag behind by a batch."""
-        committer = self._committer
-        with self._condition:
-            return StorageStats(
-                pending=len(self._pending) + len(self._writing),
-                written=committer.written if committer else 0,
-                failed_batches=self._failed_batches,
-                last_error=self._last_error,
-                failing=self._journal_error,
-                dropped=self._pending.dropped,
-                rejected=committer.rejected if committer else 0,
-                unjournaled=self._unjournaled,
-                journal_bytes=self._journal.size,
-                replayed=self._replayed,
-                damaged=self._journal.damaged,
-                history_bytes=committer.history_bytes if committer else 0,
-            )
 
     def _check_running(self) -> None:
         if not self._running:
             raise StorageError(f"{self._path}: not open; records can be stored only while it is")
 
     def _schedule_commit(self) -> None:
-        if self._commit_at is None:
+        if self._commit_at == math.inf:
             self._commit_at = time.monotonic() + self._batch_seconds
-            self._condition.notify()
-        elif len(self._pending) == EARLY_COMMIT_RECORDS and not self._failures:
-            self._commit_at = time.monotonic()
             self._condition.notify()
 
     # The thread.
@@ -307,21 +261,15 @@ class Writer:
     def _run(self, opened: Future[None]) -> None:
         try:
             with contextlib.ExitStack() as stack:
-                try:
-                    committer = self._open(stack)
-                except DiskFull as error:
-                    if not self._refuses:
-                        opened.set_exception(error)
-                        return
-                    if (later := self._retry_open(stack, error, opened)) is None:
-                        return
-                    committer = later
-                except BaseException as error:  # noqa: BLE001 - raised to the caller of `open`
-                    opened.set_exception(error)
+                if (committer := self._open_when_possible(stack, opened)) is None:
                     return
-                else:
+                if not opened.done():
                     opened.set_result(None)
                 self._run_tasks(committer)
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)  # raised to the caller of `open`
         finally:
             with self._condition:
                 self._running = False
@@ -330,34 +278,30 @@ class Writer:
                 flush.set_exception(StorageError(f"{self._path}: the writer has ended"))
             self._ended.set_result(None)
 
-    def _retry_open(
-        self, stack: contextlib.ExitStack, error: Exception, opened: Future[None]
+    def _open_when_possible(
+        self, stack: contextlib.ExitStack, opened: Future[None]
     ) -> Committer | None:
-        """Run without the file, refusing every promise, and retry opening it until there is space.
-
-        Return None if the writer was stopped before that.
-        """
-        with self._condition:
-            self._running = not self._stopping
-            self._sync_failed = True
-            self._journal_failed(OSError(str(error)))
-        opened.set_result(None)
-        stack.close()
+        """Open the file. On a full disk run without it, refusing every promise, and retry until
+        there is space. Return None if the writer was stopped before that."""
         while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._stopping or self._flushes, REPAIR_SECONDS)
-                flushes = self._take_flushes()
-                stopping = self._stopping
-            for flush in flushes:
-                flush.set_exception(error)
-            if stopping:
-                return None
             try:
                 return self._open(stack)
-            except (StorageError, *schema.FAULTS, OSError) as again:
+            except (StorageError, *schema.FAULTS, OSError) as error:
                 stack.close()
-                error = again
-                self._journal_error = str(again)
+                if not (opened.done() or (isinstance(error, DiskFull) and self._refuses)):
+                    raise
+                with self._condition:
+                    self._running = not self._stopping
+                    self._sync_failed = True
+                    self._journal_failed(OSError(str(error)))
+                    self._journal_error = str(error)
+                    if not opened.done():
+                        opened.set_result(None)
+                    self._condition.wait_for(self._is_called, REPAIR_SECONDS)
+                    for flush in self._take_flushes():
+                        flush.set_exception(error)
+                    if self._stopping:
+                        return None
 
     @property
     def opened(self) -> bool:
@@ -374,80 +318,60 @@ class Writer:
             ) from error
         lock = FileLock(self._path.with_name(self._path.name + ".lock"), guarded=self._path)
         stack.callback(lock.release)
-        database = DatabaseLock(self._path)
+        self._database.refuse_own()
         schema.prepare(self._path)
-        database.hold()
-        stack.callback(database.release)
-        self._database = database
+        self._database.hold()
+        stack.callback(self._database.release)
         connection = schema.connect(self._path)
         stack.callback(connection.close)
         committer = Committer(connection, self._config, self._clock)
         stack.callback(self._journal.abandon)
-        latest = committer.absorbed
-        kept = list(self._journal.replay(committer.absorbed))
+        absorbed = get_meta(connection, "absorbed") or 0
+        replayed: dict[str, ClockRecord | None] = {}
+        latest = absorbed
+        for sequence, record in self._journal.replay(absorbed):
+            replayed[record.scope] = record
+            latest = max(latest, sequence)
         with self._condition:
-            early = self._pending.drain()  # put before the file could be opened: newer
-            for sequence, record in kept:
-                self._pending.put_clock(record.scope, record)
-                latest = max(latest, sequence)
-                self._replayed += 1
-            self._pending.sequence = latest + len(early.clocks)
-            self._pending.put_newer(early)
-        if not len(self._pending):
-            self._journal.discard(self._journal.retired())
-        with self._condition:
+            # What was put before the file could be opened is newer.
+            self._pending.clocks = replayed | self._pending.clocks
+            self._pending.sequence += latest
             self._begin_journal()
             self._committer = committer
             self._running = not self._stopping
-            if len(self._pending):
-                self._schedule_commit()
+            self._schedule_commit()
         return committer
 
     def _run_tasks(self, committer: Committer) -> None:
-        while True:
+        stopping = False
+        while not stopping:
             with self._condition:
-                task = self.await_task()
+                commits = self.await_task()
                 stopping = self._stopping
-                if task is not _Task.REPAIR:
-                    self._unsynced_since = None
-                if task is _Task.COMMIT:
-                    batch, flushes = self._take_batch()
-            if task is _Task.SYNC:
+            if commits:
+                self._commit_pending(committer, last=stopping)
+            elif self._journal_error is None:
+                with self._condition:
+                    self._tend_at = math.inf
                 self._sync()
-                continue
-            if task is _Task.REPAIR:
+            else:
                 self._repair()
-                continue
-            error = self._commit_batch(committer, batch)
-            if self._journal_error is not None:
-                self._repair()
-            for flush in flushes:
-                if error is None:
-                    flush.set_result(None)
-                else:
-                    flush.set_exception(schema.unusable(self._path, error))
-            if stopping:
-                if error is None:
-                    self._journal.discard_all()
-                return
 
-    def await_task(self) -> _Task:
-        """Sleep until there is a task, and return it. Called under the lock."""
-        while not (self._stopping or self._flushes):
+    def _is_called(self) -> bool:
+        return self._stopping or bool(self._flushes)
+
+    def await_task(self) -> bool:
+        """Sleep until there is a task. Return True for a commit, and False if the journal has to
+        be synced or repaired. Called under the lock."""
+        while not self._is_called():
             now = time.monotonic()
-            if self._commit_at is not None and now >= self._commit_at:
-                return _Task.COMMIT
-            ends = [] if self._commit_at is None else [self._commit_at]
-            if self._journal_error is not None:
-                if now >= self._repair_at:
-                    return _Task.REPAIR
-                ends.append(self._repair_at)
-            if self._unsynced_since is not None:
-                ends.append(self._unsynced_since + SYNC_SECONDS)
-                if now >= ends[-1]:
-                    return _Task.SYNC
-            self._condition.wait(min(ends) - now if ends else None)
-        return _Task.COMMIT
+            if now >= self._commit_at:
+                break
+            if now >= self._tend_at:
+                return False
+            wait = min(self._commit_at, self._tend_at) - now
+            self._condition.wait(None if wait == math.inf else wait)
+        return True
 
     def _sync(self) -> bool:
         """Sync the journal to disk; return False if that fails.
@@ -457,39 +381,26 @@ class Writer:
         """
         try:
             self._journal.sync()
-            self._check_database()
+            self._database.check()
         except OSError as error:
             with self._condition:
                 self._journal.abandon()
-                for batch in (self._writing, self._pending):
-                    self._missed.update(dict.fromkeys(batch.clocks))
+                for batch in self._unwritten:
+                    self._missed.update(batch.clocks)
                 self._sync_failed = True
                 self._journal_failed(error)
             return False
         return True
 
-    def _check_database(self) -> None:
-        """Raise OSError if the database was removed: what is written to it would be lost."""
-        if self._database is not None:
-            self._database.check()
-
     def _repair(self) -> None:
-        """Try to repair the journal, and append the promises that it missed.
-
-        It counts as repaired once a frame was written and an fsync succeeded.
-        """
+        """Try to repair the journal: begin another generation, and append the promises that were
+        missed. It counts as repaired once an fsync of that has succeeded."""
         with self._condition:
-            self._repair_at = time.monotonic() + REPAIR_SECONDS
+            self._tend_at = time.monotonic() + REPAIR_SECONDS
         try:
             with self._condition:
-                if self._journal.closed:
-                    self._journal.begin()
-            try:
-                self._append_missed()
-            except OSError:
-                with self._condition:
-                    self._journal.begin()  # the disk may be fine, and only the open file broken
-                self._append_missed()
+                self._journal.begin()
+            self._append_missed()
         except OSError as error:
             with self._condition:
                 self._journal_failed(error)
@@ -504,28 +415,14 @@ class Writer:
         _log.warning("%s: promises can be kept again", self._path)
 
     def _append_missed(self) -> None:
-        """Append the promises that the journal missed. Raises OSError.
-
-        If it missed none, append a test frame, because an open file need not be writable.
-        """
-        if not self._missed:
-            with self._condition:
-                self._journal.append(TEST_SEQUENCE, TEST_RECORD)
+        """Append the promises that the journal missed. Raises OSError."""
         while self._missed:
             with self._condition:
                 for scope in list(itertools.islice(self._missed, _APPENDED_PER_LOCK)):
-                    _, record = self._unwritten_clock(scope)
+                    _, record = self.pending_clock(scope)
                     if record is not None:
                         self._journal.append(self._pending.sequence, record)
-                    del self._missed[scope]
-
-    def _take_batch(self) -> tuple[WriteBatch, list[Future[None]]]:
-        """Take the next batch and the futures of its flushes; start a new journal if one is due."""
-        if self._journal.is_full or self._journal.closed:
-            self._begin_journal()
-        self._writing = batch = self._pending.drain()
-        self._commit_at = None
-        return batch, self._take_flushes()
+                    self._missed.remove(scope)
 
     def _take_flushes(self) -> list[Future[None]]:
         """Take the requested flushes, except cancelled ones. Called under the lock."""
@@ -540,16 +437,37 @@ class Writer:
             # Probably a full disk: the current generation stays in use, if there is one.
             if self._journal.closed:
                 self._journal_failed(error)
-            else:
-                _log.warning("%s: no new journal can be created: %s", self._path, error)
 
-    def _commit_batch(self, committer: Committer, batch: WriteBatch) -> Exception | None:
+    def _commit_pending(self, committer: Committer, *, last: bool) -> None:
+        """Commit what is pending and answer the flushes; start a new journal if one is due."""
+        with self._condition:
+            if self._journal.is_full:
+                self._begin_journal()
+            self._writing = batch = self._pending.drain()
+            retired = self._journal.retired()
+            flushes = self._take_flushes()
+            self._commit_at = math.inf
+            if self._journal_error is None:
+                self._tend_at = math.inf  # the commit is synced
+        error = self._commit_batch(committer, batch, retired)
+        if self._journal_error is not None:
+            self._repair()
+        for flush in flushes:
+            if error is None:
+                flush.set_result(None)
+            else:
+                flush.set_exception(schema.unusable(self._path, error))
+        if last and error is None:
+            self._journal.discard_all()
+
+    def _commit_batch(
+        self, committer: Committer, batch: WriteBatch, retired: list[Path]
+    ) -> Exception | None:
         began = time.monotonic()
-        retired = self._journal.retired()
         try:
             if len(batch):
                 committer.commit(batch)
-            self._check_database()
+            self._database.check()
         except (*schema.FAULTS, OSError) as error:
             self._failed(batch, error)
             return error
@@ -560,9 +478,8 @@ class Writer:
         with self._condition:
             self._writing = WriteBatch()
             # The database now holds what the journal missed, except for newer records.
-            self._missed = {name: None for name in self._missed if name in self._pending.clocks}
+            self._missed &= self._pending.clocks.keys()
             self._failures = 0
-            self._last_error = None
             self._journal.growth_bounded = False
             # A record is to be on disk within `flush_interval`, including the commit itself.
             interval = self._config.flush_interval
@@ -583,16 +500,10 @@ class Writer:
             self._pending.put_back(batch)
             self._writing = WriteBatch()
             self._failures += 1
-            self._failed_batches += 1
-            self._last_error = schema.told(error)
             self._journal.growth_bounded = True
             wait = self._config.flush_interval * 2.0 ** min(self._failures, 16)
             retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
-            self._commit_at = retry_at if len(self._pending) else None
-            try:  # the database's error may affect the journal as well
-                self._journal.append(TEST_SEQUENCE, TEST_RECORD)
-            except OSError as refused:
-                self._journal_failed(refused)
+            self._commit_at = retry_at if len(self._pending) else math.inf
         self._sync()
 
 
@@ -625,11 +536,7 @@ class Committer:
         self._delete_at = clock.monotonic()
         self._put_since_deletion = 0
         self._shrink_above = 0
-        self._newest_moment = 0.0
-        self.absorbed: int = get_meta(connection, "absorbed") or 0
         self.history_bytes: int = get_meta(connection, "history_bytes") or 0
-        self.written: int = 0
-        self.rejected: int = 0
 
     def commit(self, batch: WriteBatch) -> None:
         """Commit a batch atomically, without records that the database refuses individually.
@@ -642,13 +549,7 @@ class Committer:
             if _fault_of_file(error):
                 raise
             self._commit(batch, self._write_singly)
-        self.written += len(batch)
         self._put_since_deletion += len(batch.origins)
-        for record in batch.origins.values():
-            self._newest_moment = max(self._newest_moment, record.fetched_at)
-        for clock in batch.clocks.values():
-            if clock is not None:
-                self._newest_moment = max(self._newest_moment, clock.next_at)
 
     def _commit(self, batch: WriteBatch, write: Callable[[WriteBatch], int]) -> None:
         with self._transaction():
@@ -656,7 +557,6 @@ class Committer:
             set_meta(self._connection, "absorbed", batch.sequence)
             set_meta(self._connection, "history_bytes", grown)
         self.history_bytes = grown
-        self.absorbed = batch.sequence
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -665,22 +565,18 @@ class Committer:
             yield
 
     def _write(self, batch: WriteBatch) -> int:
-        write_origins(self._connection, batch.origins.values())
+        write_origins(self._connection, (records[-1] for records in batch.origins.values()))
         write_clocks(self._connection, batch.clocks)
-        return sum(
-            record_sightings(self._connection, origin, seen, versions=self._config.history_versions)
-            for origin, seen in batch.sightings.items()
-        )
+        every = itertools.chain.from_iterable(batch.origins.values())
+        return record_history(self._connection, every, versions=self._config.history_versions)
 
     def _write_singly(self, batch: WriteBatch) -> int:
         """Write each record in its own savepoint, so that an invalid one affects no other."""
         grown = 0
-        for origin, record in batch.origins.items():
-            seen = batch.sightings.get(origin)
-            one = WriteBatch({origin: record}, {origin: seen} if seen else {}, {}, batch.sequence)
-            grown += self._try_one(one)
+        for origin, records in batch.origins.items():
+            grown += self._try_one(WriteBatch({origin: records}))
         for scope, clock in batch.clocks.items():
-            self._try_one(WriteBatch({}, {}, {scope: clock}, batch.sequence))
+            self._try_one(WriteBatch(clocks={scope: clock}))
         return grown
 
     def _try_one(self, one: WriteBatch) -> int:
@@ -691,7 +587,6 @@ class Committer:
             if _fault_of_file(error):
                 raise
             self._connection.execute("ROLLBACK TO one")
-            self.rejected += 1
             _log.error("a record was refused by the database and is not stored: %s", error)
             grown = 0
         self._connection.execute("RELEASE one")
@@ -709,9 +604,7 @@ class Committer:
             with self._transaction():
                 delete_old(
                     self._connection,
-                    # Age is relative to the newest record: a wall clock set years ahead, with
-                    # nothing fetched since, makes nothing old.
-                    now=min(self._clock.wall(), self._newest_moment),
+                    now=self._clock.wall(),
                     forget_after=self._config.forget_after,
                     max_origins=self._config.max_origins,
                 )

@@ -12,10 +12,7 @@ from gatekeeper.storage.base import (
     ClockRecord,
     HistoryEntry,
     OriginRecord,
-    StorageStats,
     WriteBatch,
-    sighting,
-    with_hash,
 )
 from gatekeeper.storage.writer import Committer
 
@@ -63,10 +60,7 @@ class MemoryStorage:
 
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record. Its body is added to the origin's history."""
-        record = with_hash(record)
-        seen, origin = sighting(record), record.origin
-        sightings = {} if seen is None else {origin: [seen]}
-        self._committer.commit(WriteBatch({origin: record}, sightings))
+        self._committer.commit(WriteBatch({record.origin: [record]}))
         self._committer.upkeep()
 
     async def load_clocks(self) -> list[ClockRecord]:
@@ -116,10 +110,3 @@ class MemoryStorage:
     async def body(self, body_hash: bytes) -> bytes | None:
         """Return the decompressed text with that hash, or None if it was dropped."""
         return schema.text_of(self._connection, body_hash)
-
-    def stats(self) -> StorageStats:
-        """Return the counters of writes, and the size of the history."""
-        return StorageStats(
-            written=self._committer.written,
-            history_bytes=self._committer.history_bytes,
-        )

@@ -38,7 +38,14 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.config import Config, FetchConfig
 from gatekeeper.errors import needs_extra
-from gatekeeper.fetching.outcomes import Outcome, Retrieval, Validators, classify, classify_body
+from gatekeeper.fetching.outcomes import (
+    Outcome,
+    Retrieval,
+    Validators,
+    classify_body,
+    classify_error,
+    classify_head,
+)
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.testing.virtual_clock import VirtualClock
 
@@ -66,9 +73,9 @@ class ScriptedRobots:
         self.asked.append(origin)
         said = self._said.get(origin, 404)
         if isinstance(said, BaseException):
-            return Retrieval(outcome=classify(error=said, config=FetchConfig()))
+            return Retrieval(outcome=classify_error(said))
         if isinstance(said, int):
-            outcome = classify(status=said, config=FetchConfig())
+            outcome = classify_head(said, config=FetchConfig())
             if outcome is Outcome.REDIRECT:
                 outcome = Outcome.BAD_REDIRECT  # there is no Location
             return Retrieval(outcome=outcome, status=said)

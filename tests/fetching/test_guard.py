@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import AddressRefused, ConfigError
@@ -76,20 +75,7 @@ def test_refusals_are_equal_by_value_and_immutable() -> None:
         one.kind = Kind.PORT
 
 
-# -- cached verdicts
-
-
-def test_a_known_authority_is_judged_without_being_parsed_again(monkeypatch) -> None:
-    guard = Guard()
-    assert guard.refuses_url("http://good.example.com/1") is None
-    assert guard.refuses_url("http://10.1.2.3/1")
-
-    def never(raw: str) -> urls.Target:
-        raise AssertionError(f"{raw} was parsed again")
-
-    monkeypatch.setattr(urls, "parse", never)
-    assert guard.refuses_url("http://good.example.com/2?x=y") is None
-    assert guard.refuses_url("http://10.1.2.3/2").kind is Kind.PRIVATE
+# -- one authority, several URLs
 
 
 @pytest.mark.parametrize(
@@ -106,14 +92,6 @@ def test_a_known_authority_does_not_pass_another_url(url: str) -> None:
     guard = Guard()
     assert guard.refuses_url("http://seen.example.com/") is None
     assert guard.refuses_url(url) is not None
-
-
-def test_the_memory_of_verdicts_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.allowed_addresses.MAX_CACHED_ORIGINS", 10)
-    guard = Guard()
-    for number in range(100):
-        assert guard.refuses_url(f"http://h{number}.example.com/") is None
-    assert len(guard._verdicts) <= 10
 
 
 # -- the operator's lists

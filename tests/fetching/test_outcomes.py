@@ -15,14 +15,14 @@ from multidict import CIMultiDict
 from gatekeeper.config import FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
-from gatekeeper.fetching.outcomes import CacheTime, Outcome, classify
+from gatekeeper.fetching.outcomes import CacheTime, Outcome, classify_error, classify_head
 
 PLAIN = FetchConfig()
 
 
 def of_status(status: int, config: FetchConfig = PLAIN, **headers: str) -> Outcome:
     named = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    return classify(status=status, headers=named, config=config)
+    return classify_head(status, named, config=config)
 
 
 @pytest.mark.parametrize(
@@ -181,16 +181,16 @@ def connector_error(inner: OSError, kind: Any = aiohttp.ClientConnectorError) ->
     ],
 )
 def test_each_exception_has_its_outcome(error: Exception, outcome: Outcome) -> None:
-    assert classify(error=error, config=PLAIN) is outcome
+    assert classify_error(error) is outcome
 
 
 def test_an_address_refused_on_a_redirect_is_held_against_the_site() -> None:
-    outcome = classify(error=connector_error(AddressRefused()), config=PLAIN, first_hop=False)
+    outcome = classify_error(connector_error(AddressRefused()), first_hop=False)
     assert outcome is Outcome.EGRESS_POLICY
 
 
 def test_a_timeout_before_the_connection_may_be_our_own_fault() -> None:
-    outcome = classify(error=TimeoutError(), config=PLAIN, connected=False)
+    outcome = classify_error(TimeoutError(), connected=False)
     assert outcome is Outcome.CONNECT_TIMEOUT
     assert outcome.row.local
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -11,11 +12,23 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gatekeeper.config import CacheConfig
-from gatekeeper.fetching.outcomes import CacheTime, Lifetime, fresh_for, lifetime, soft_expiry
+from gatekeeper.fetching.outcomes import (
+    CacheTime,
+    Lifetime,
+    age_of,
+    fresh_for,
+    metadata_of,
+    soft_expiry,
+)
 from gatekeeper.http_fields import parse_http_date, parse_rate_limit, parse_retry_after, wait_of
 
 NOW = datetime(2026, 11, 20, 10, 0, 0, tzinfo=UTC).timestamp()
 CACHE = CacheConfig()
+
+
+def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
+    """Read the lifetime of an answer that is not a 304."""
+    return metadata_of(headers, now).lifetime(age_of(headers))
 
 
 @pytest.mark.parametrize(

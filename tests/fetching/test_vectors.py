@@ -11,7 +11,7 @@ import pytest
 
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching.outcomes import Outcome, Retrieval, classify, lifetime
+from gatekeeper.fetching.outcomes import Outcome, Retrieval, age_of, classify_head, metadata_of
 from gatekeeper.http_fields import wait_of
 from tests.fetching.directories import DAY, House, house
 
@@ -55,7 +55,7 @@ def test_header_vectors_give_the_expected_times(vector: dict[str, Any]) -> None:
     now = datetime.fromisoformat(vector.get("now", "2026-11-20T10:00:00Z")).timestamp()
     headers = vector["header"]
     if "fresh_for_s" in vector:
-        assert lifetime(headers, now).seconds == vector["fresh_for_s"]
+        assert metadata_of(headers, now).lifetime(age_of(headers)).seconds == vector["fresh_for_s"]
     else:
         assert wait_of(headers, now) == vector["retry_after_s"]
 
@@ -71,17 +71,18 @@ def retrieval_of(vector: dict[str, Any]) -> Retrieval:
     config = Config.from_dict(config_of(vector)).fetch
     if "error" in http:
         return Retrieval(outcome=ERRORS[http["error"]])
-    outcome = classify(status=http["status"], config=config)
+    outcome = classify_head(http["status"], config=config)
     if outcome is Outcome.REDIRECT:
         outcome = Outcome.TOO_MANY_REDIRECTS  # more of them than are followed
     body = vector["robots_txt"].encode() if outcome.has_text else None
+    headers = http.get("headers", {})
     hops = tuple(f"http://example.com/{n}" for n in range(http.get("redirects", 0)))
     return Retrieval(
         outcome=outcome,
         status=http["status"],
         body=body,
         hops=hops,
-        lifetime=lifetime(http.get("headers", {}), 0.0),
+        lifetime=metadata_of(headers, 0.0).lifetime(age_of(headers)),
     )
 
 
@@ -128,7 +129,7 @@ async def _have_a_copy(it: House, vector: dict[str, Any], age: float) -> None:
 def test_every_redirect_vector_is_a_redirect_status(vector: dict[str, Any]) -> None:
     # test_fetcher.py follows them over real sockets.
     status = vector["http"]["status"]
-    assert classify(status=status, config=Config().fetch) is Outcome.REDIRECT
+    assert classify_head(status, config=Config().fetch) is Outcome.REDIRECT
 
 
 def test_all_vectors_are_read() -> None:

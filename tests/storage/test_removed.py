@@ -10,7 +10,7 @@ import pytest
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, writer
-from gatekeeper.storage.journal import read_generation
+from tests.storage.inside import journaled
 from tests.waiting_support import until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files can't be deleted")
@@ -25,8 +25,7 @@ def clock(scope: str) -> ClockRecord:
 
 def promised(path: Path) -> set[str]:
     """Return what a process started after a kill would find in the journal."""
-    found = (read_generation(one)[0] for one in path.parent.glob(f"{path.name}.promises-*"))
-    return {record.scope for frames in found for _, record in frames if record.scope}
+    return {record.scope for record in journaled(path)}
 
 
 async def test_a_database_that_is_removed_takes_no_promise_until_it_is_back(path: Path) -> None:

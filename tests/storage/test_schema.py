@@ -167,7 +167,6 @@ async def test_damage_met_later_is_an_error_that_names_the_file(
         storage.put_origin(made("https://new.example"))
         with pytest.raises(StorageError, match=r"state\.db"):
             await storage.flush()
-        assert storage.stats().last_error is not None
         # Records in memory are still readable.
         assert await storage.load_origin("https://new.example") is not None
 
