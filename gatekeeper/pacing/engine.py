@@ -31,7 +31,7 @@ from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.grants import Grant, OpenLeases, PacingAudit
+from gatekeeper.pacing.grants import Grant, PacingAudit
 from gatekeeper.pacing.ledger import LedgerCalls, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
@@ -47,6 +47,7 @@ from gatekeeper.pacing.queues import (
 )
 from gatekeeper.pacing.scopes import (
     DURABLE,
+    INF,
     LONGEST,
     REFUSALS,
     UNDERIVED,
@@ -64,6 +65,8 @@ from gatekeeper.urls import mask
 HELD, SERVING = QueuePlace.HELD, QueuePlace.SERVING
 
 _MAX_INTERVALS = 10_000
+_EXPIRY_PAUSE = 1.0
+"""Least seconds between two searches for expired leases."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +100,10 @@ class Engine:
             timer.hold()
         self.timer = timer
         self.queues: Queues = Queues(timer, None if remote is None else remote.forget)
-        self.leases: OpenLeases = OpenLeases()
+        self.leases: dict[Grant, None] = {}
+        """The open leases."""
+        self._next_expiry = INF
+        """No lease expires before this monotonic time."""
         self.remote = remote
         self._usual_interval = lru_cache(_MAX_INTERVALS)(usual_interval)
         self.promises: Promises | None = None
@@ -119,7 +125,6 @@ class Engine:
         self._grant_class = Grant if audit is None else audit.grants
         self._capacity = 0
         self._running = False
-        self.usual: dict[Grant, None] = self.leases.usual
         self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
 
@@ -256,7 +261,6 @@ class Engine:
         host: str,
         asked: RobotsInterval | None,
         now: float | None = None,
-        ttl: float | None = None,
         admit: Callable[[], Offer] | None = None,
         scope: Scope | None = None,
     ) -> Grant | None:
@@ -288,7 +292,7 @@ class Engine:
             if offer is not scope.asked and not isinstance(offer, RobotsInterval):
                 return None
             asked = offer
-        return self.grant(scope, asked, now, url, ttl)
+        return self.grant(scope, asked, now, url)
 
     def _must_wait(self, scope: Scope) -> bool:
         """Return True if a condition other than clocks and slots blocks an immediate lease: a dry
@@ -305,7 +309,6 @@ class Engine:
         asked: RobotsInterval | None,
         now: float,
         url: str,
-        ttl: float | None,
         counts_as_page: bool = False,
     ) -> Grant | None:
         """Grant a lease of a host that is due. Return None if it may not start now after all.
@@ -328,7 +331,7 @@ class Engine:
         if promises is not None and promises.unwritten and not (asked is None or promises.marked):
             promises.mark()
         to_prove, shared = scope.to_prove, scope.shared
-        expires = now + (self._ttl if ttl is None else ttl)
+        expires = now + self._ttl
         grant = self._grant_class(self, scope, url, now, expires, scope.basis, shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
@@ -343,12 +346,9 @@ class Engine:
             grant.counts_as_page = True
             scope.count_usage(now, pages=1)
         self.granted += 1
-        if ttl is None:
-            self.usual[grant] = None
-        else:
-            self.leases.add_custom(grant)
-        if expires < self.timer.when:
-            self.timer.set(expires)
+        self.leases[grant] = None
+        if expires < self._next_expiry:
+            self.expire_by(expires)
         if promises is not None and asked is not None:
             try:
                 self.make_durable(grant, now, promises.promise)
@@ -359,9 +359,9 @@ class Engine:
                 raise
         return grant
 
-    def grant_at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
+    def grant_at_any_time(self, scope: Scope, now: float, url: str) -> Grant:
         """Grant a lease whatever the clocks say; the caller sets them."""
-        return cast("Grant", self.grant(scope, None, now, url, ttl))  # Never None without `asked`.
+        return cast("Grant", self.grant(scope, None, now, url))  # Never None without `asked`.
 
     def _start_shared(self, grant: Grant, start: float) -> None:
         grant.has_extras = True
@@ -411,7 +411,7 @@ class Engine:
 
     def next_due(self) -> float:
         """Return when the next queue falls due or lease expires; inf: not before an event."""
-        expiry = self.leases.next_expiry()
+        expiry = self._next_expiry
         return expiry if self.halted else min(expiry, self.queues.next_due())
 
     def freed(self, grant: Grant, now: float) -> None:
@@ -443,9 +443,18 @@ class Engine:
         self.queues.reposition(scope, now)
         self.run(now)
 
+    def expire_by(self, moment: float) -> None:
+        """Have `expire` called at that moment."""
+        if moment < self._next_expiry:
+            self._next_expiry = moment
+            self.timer.set_no_later(moment)
+
     def expire(self, now: float) -> None:
-        """End every expired lease as used, except those whose request is in flight."""
-        for grant in self.leases.expired(now):
+        """End every expired lease as used, except those whose request is in flight. As it reads
+        all open leases, it does so once in `_EXPIRY_PAUSE` seconds, so some end a little late."""
+        if now < self._next_expiry:
+            return
+        for grant in [one for one in self.leases if one.expires_at <= now]:
             if grant.in_use:
                 if grant.scope.queue is not None:
                     told = "requests wait for the response of %s, open for %.0f s: %s"
@@ -458,6 +467,8 @@ class Engine:
                 grant.release()
             except GatekeeperError:
                 _log.exception("the end of a lease of %s could not be stored", grant.scope.name)
+        first = min((one.expires_at for one in self.leases), default=INF)
+        self._next_expiry = max(first, now + _EXPIRY_PAUSE)
 
     def _serve(self, queue: ScopeQueue, now: float) -> None:
         """Offer one lease to the queue's waiters, and leave the queue in its next place."""
@@ -537,7 +548,7 @@ class Engine:
                     seconds = self.derive(scope, asked, now)
                     if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
                         return None
-            grant = self.grant(scope, asked, now, waiter.url, waiter.ttl, budget is not None)
+            grant = self.grant(scope, asked, now, waiter.url, budget is not None)
         except Exception as error:  # noqa: BLE001 - any error goes to the waiter
             self.counters.refused += 1
             self.queues.served(queue, waiter)

@@ -1,4 +1,4 @@
-"""Granted leases: the life of each (`Grant`), and the open ones in order of expiry (`OpenLeases`).
+"""`Grant`: the life of a granted lease; and what an audit record is told (`PacingAudit`).
 
 A `Grant` moves the clocks of its scopes and frees their slots. What follows for the waiters, and
 what a report teaches about the host, is decided by the `Engine` that granted the lease.
@@ -6,17 +6,15 @@ what a report teaches about the host, is decided by the `Engine` that granted th
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 from weakref import ref
 
 import msgspec
 
-from gatekeeper.clock import DueHeap
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.ledger import Outcome
-from gatekeeper.pacing.scopes import INF, PROVEN, Scope
+from gatekeeper.pacing.scopes import PROVEN, Scope
 
 _MAX_BODY = 1 << 50
 """Maximum bytes that one response counts for, so that a day's sum fits into any storage."""
@@ -219,10 +217,7 @@ class Grant(msgspec.Struct, eq=False):
             self.head_reported = True
             self._start_clocks(began)
         self.open = False
-        try:
-            del engine.usual[self]
-        except KeyError:
-            engine.leases.remove(self)
+        del engine.leases[self]
         engine.grant_limit += 1
         scope.in_flight -= 1
         if self.has_extras:
@@ -267,10 +262,8 @@ class Grant(msgspec.Struct, eq=False):
     def renew(self, seconds: float) -> None:
         """Let the lease expire this many seconds from now."""
         if self.open:
-            self.engine.leases.remove(self)
             self.expires_at = self.engine.now() + max(0.0, seconds)
-            self.engine.leases.add_custom(self)
-            self.engine.timer.set_no_later(self.expires_at)
+            self.engine.expire_by(self.expires_at)
 
     def _withdraw(self, outcome: Outcome) -> None:
         """Note that no request was or will be sent, so that no head is awaited."""
@@ -327,61 +320,3 @@ class PacingAudit(Protocol):
 
     def overrides_changed(self, source: str) -> None:
         """Note that rules about hosts changed: by the configuration, a call or the fleet."""
-
-
-class OpenLeases:
-    """The open leases, in order of expiry.
-
-    Leases of the usual lifetime expire in the order in which they were granted, so a dictionary
-    holds them. Leases with their own lifetime are in a heap, from which ended ones are swept.
-    """
-
-    def __init__(self) -> None:
-        self.usual: dict[Grant, None] = {}
-        """Leases of the usual lifetime. The engine adds them and removes ended ones directly."""
-        # No usual lease expires before this; inf: not looked up yet. It is looked up again only
-        # once it has passed, because the first key of a dictionary is slow to find after many
-        # keys were removed at its front.
-        self._usual_expiry = INF
-        self._custom_open = 0
-        self._custom = DueHeap[Grant](
-            lambda when, one: one.open and when == one.expires_at, lambda: self._custom_open
-        )
-
-    def __len__(self) -> int:
-        return len(self.usual) + self._custom_open
-
-    def __iter__(self) -> Iterator[Grant]:
-        return itertools.chain(self.usual, self._custom)
-
-    def add_custom(self, grant: Grant) -> None:
-        """Add a lease with its own lifetime."""
-        self._custom_open += 1
-        self._custom.add(grant.expires_at, grant)
-
-    def remove(self, grant: Grant) -> None:
-        """Remove a lease that ended or gets a new expiry."""
-        try:
-            del self.usual[grant]
-        except KeyError:
-            self._custom_open -= 1  # It has its own lifetime.
-
-    def expired(self, now: float) -> list[Grant]:
-        """Return the expired leases."""
-        found: list[Grant] = []
-        if self.next_expiry() <= now:
-            self._usual_expiry = INF
-            for grant in self.usual:
-                if grant.expires_at > now:
-                    self._usual_expiry = grant.expires_at
-                    break
-                found.append(grant)
-        return found + self._custom.pop(now) if self._custom_open else found
-
-    def next_expiry(self) -> float:
-        """Return a moment before which no lease expires; inf if none is open."""
-        if self._usual_expiry == INF and self.usual:
-            self._usual_expiry = next(iter(self.usual)).expires_at
-        if not self._custom_open:
-            return self._usual_expiry
-        return min(self._usual_expiry, self._custom.next())

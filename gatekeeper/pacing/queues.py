@@ -46,14 +46,12 @@ _order = itertools.count()
 class Waiter:
     """A waiter for a lease of one host: an interface whose methods the engine calls."""
 
-    __slots__ = ("fetching", "gone", "priority", "stays", "ttl", "url")
+    __slots__ = ("fetching", "gone", "priority", "stays", "url")
 
-    def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
+    def __init__(self, url: str, priority: float = 0.0) -> None:
         self.url: str = url
         self.priority: float = priority
         """The highest priority goes first; equal ones first come, first served."""
-        self.ttl: float | None = ttl
-        """Lifetime of the lease in seconds; None: as configured."""
         self.gone: bool = False
         """Served, refused, cancelled or timed out: the queue passes it over."""
         self.fetching: bool = False

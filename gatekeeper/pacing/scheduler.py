@@ -173,7 +173,7 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()  # A system call before Python 3.12.
         self._open = True
         self._engine.open()
-        self._timer.cancel()
+        self._timer.set(self._engine.next_due())
         self._set_housekeeping()
         self._end_rules()
 
@@ -339,7 +339,6 @@ class Scheduler:
         timeout: float | None = None,
         refetch: Refetch | None = None,
         scopes: tuple[str, ...] = (),
-        ttl: float | None = None,
     ) -> Grant:
         """Wait until `host` is due, and take a lease of it.
 
@@ -350,7 +349,7 @@ class Scheduler:
 
         A higher `priority` goes first, then first come, first served. `timeout` is in seconds:
         None waits for ever, 0 not at all. `scopes` are shared in addition to those of the
-        configuration, such as "address:203.0.113.9". `ttl` is the lease's lifetime in seconds.
+        configuration, such as "address:203.0.113.9".
 
         Raises LeaseTimeout, GateClosed, or what `admit` or `refetch` raises.
         """
@@ -360,12 +359,12 @@ class Scheduler:
         if scope is None or scopes:
             scope = await self._memory.load_host(host, scopes)
         now = engine.now()
-        grant = engine.acquire_nowait(url, host, None, now, ttl, admit, scope)
+        grant = engine.acquire_nowait(url, host, None, now, admit, scope)
         if grant is not None:
             return grant  # The usual case: no other waiters, and the host is due.
         if self._pacing.dry_run:
-            return await self._dry_run(scope, url, admit, refetch, ttl)
-        waiter = TaskWaiter(scope, url, priority, ttl, admit)
+            return await self._dry_run(scope, url, admit, refetch)
+        waiter = TaskWaiter(scope, url, priority, admit)
         end = INF if timeout is None else now + timeout
         self._join(waiter, now, end)
         # The wait happens in this very frame, not in a nested coroutine: many tasks may wait.
@@ -545,7 +544,7 @@ class Scheduler:
         )
 
     async def _dry_run(
-        self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
+        self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None
     ) -> Grant:
         """Grant a lease in a dry run: decide, count, and move the clocks, but wait for nothing."""
         self._check_open()
@@ -562,7 +561,7 @@ class Scheduler:
         start = max(now, scope.due_at(events=False), scope.clock_at(seconds))
         start = max([start, *(other.due_at(events=False) for other in scope.shared)])
         scope.interval = seconds
-        grant = engine.grant_at_any_time(scope, now, url, ttl)
+        grant = engine.grant_at_any_time(scope, now, url)
         for one in (scope, *scope.shared):
             one.basis = start
         grant.start_at = start

@@ -73,10 +73,8 @@ class TaskWaiter(Waiter):
 
     __slots__ = ("end", "error", "future", "grant", "no_wait", "offer", "scope")
 
-    def __init__(
-        self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
-    ) -> None:
-        super().__init__(url, priority, ttl)
+    def __init__(self, scope: Scope, url: str, priority: float, admit: Admit) -> None:
+        super().__init__(url, priority)
         self.no_wait: bool = False
         """It does not wait for a lease, only for the ledger's answer."""
         self.end: float = INF
@@ -206,7 +204,8 @@ def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -
     if seconds <= 0:
         return Grant(engine, scope, url, now, now, scope.basis, (), head_reported=True, open=False)
     clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-    grant = engine.grant_at_any_time(scope, now, url, seconds)
+    grant = engine.grant_at_any_time(scope, now, url)
+    grant.renew(seconds)
     for one, basis, interval in clocks:
         one.basis, one.interval = basis, interval
     if engine.remote is not None:

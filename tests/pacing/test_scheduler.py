@@ -45,9 +45,12 @@ class Visitor:
 
     async def _visit(self, name: str, host: str, hold: float | None, how: Any) -> None:
         how.setdefault("admit", wish(1.0))
+        ttl = how.pop("ttl", None)
         grant = await self.scheduler.acquire(f"https://{host}/{name}", host, **how)
         self.starts.append((name, self.clock.monotonic() - 1000.0))
         self.grants[name] = grant
+        if ttl is not None:
+            grant.renew(ttl)
         if hold is not None:
             if hold:
                 await self.clock.sleep(hold)
