@@ -10,7 +10,7 @@ Between any two calls, a queue with a waiter is in exactly one place: READY (in 
 head or the end of a lease, a resume, the end of a robots fetch, or an answer of the ledger.
 
 The moment at which a queue falls due is only a hint: the clocks are read again when it comes. So a
-new delay or block moves no entry. Queues that fall due at the same moment share one entry.
+new delay or block moves no entry.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ ROBOTS = INF
 """The priority of a robots.txt fetch: before every page of its host."""
 
 _SWEEP_SLACK = 64
+_SPARE_ENTRIES = 1024
 _order = itertools.count()
 
 
@@ -204,16 +205,14 @@ class Queues:
         """Number of waiters in all queues."""
         self.ready: deque[ScopeQueue] = deque()
         """Queues that are due, in the order in which they became so."""
-        self.moments: list[float] = []
-        """A heap of the moments at which queues fall due; see `fall_due`."""
-        self.by_moment: dict[float, ScopeQueue | list[ScopeQueue]] = {}
-        """The queues that fall due at each moment; usually one."""
-        self._stale = 0
-        """Entries of `by_moment` that are no longer valid."""
-        self._max_stale = 1024
-        """Number of stale entries above which they are swept out."""
         self._all: dict[ScopeQueue, None] = {}
         """An ordered set."""
+        self.moments: list[float] = []
+        """A heap of the moments at which queues fall due."""
+        self._by_moment: dict[float, list[ScopeQueue]] = {}
+        """The queues of each moment. Some may have moved since."""
+        self._entries = 0
+        """Queues in all lists of `_by_moment`."""
         self.deadlines: DueHeap[Waiter] = DueHeap(
             lambda _, waiter: not waiter.gone, lambda: self.waiting
         )
@@ -338,36 +337,20 @@ class Queues:
             return
         due = queue.due_at() if queue.has_conditions else scope.due_at()
         if due <= now:
-            self._make_ready(queue, now)
+            if self.moments and self.moments[0] <= now:
+                self.fall_due(now)  # Those go first, and this queue may be one of them.
+            if queue.place is not _READY:
+                queue.place = _READY
+                self.ready.append(queue)
             return
-        if place is _TIMED:
-            if due == queue.due:
-                return
-            self._count_stale()
         if due == INF:
             queue.place = _HELD
-            return
-        queue.place = _TIMED
-        queue.due = due
-        others = self.by_moment.setdefault(due, queue)
-        if others is queue:
-            heappush(self.moments, due)
+        elif place is _HELD or due != queue.due:
+            queue.place = _TIMED
+            queue.due = due
+            self._add_moment(queue)
             if due < self.timer.when:
                 self.timer.set(due)
-        elif isinstance(others, list):
-            others.append(queue)
-        else:
-            self.by_moment[due] = [others, queue]
-
-    def _make_ready(self, queue: ScopeQueue, now: float) -> None:
-        if self.moments and self.moments[0] <= now:
-            self.fall_due(now)  # Those go first, and this queue may be one of them.
-            if queue.place is _READY:
-                return
-        if queue.place is _TIMED:
-            self._count_stale()
-        queue.place = _READY
-        self.ready.append(queue)
 
     def reposition_all(self, now: float) -> None:
         """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
@@ -383,23 +366,33 @@ class Queues:
         moments = self.moments
         while moments and moments[0] <= now:
             moment = heappop(moments)
-            found = self.by_moment.pop(moment, ())
-            for queue in (found,) if isinstance(found, ScopeQueue) else found:
+            found = self._by_moment.pop(moment)
+            self._entries -= len(found)
+            for queue in found:
                 if queue.place is _TIMED and queue.due == moment:
                     queue.place = _READY
                     self.ready.append(queue)
-                else:
-                    self._stale -= 1
 
     def next_due(self) -> float:
-        """Return the next moment at which a queue may fall due, inf if there is none."""
+        """Return a moment before which no queue falls due; inf if none is TIMED."""
         return self.moments[0] if self.moments else INF
+
+    def _add_moment(self, queue: ScopeQueue) -> None:
+        others = self._by_moment.setdefault(queue.due, [])
+        if not others:
+            heappush(self.moments, queue.due)
+        others.append(queue)
+        self._entries += 1
+        if self._entries > 2 * len(self._all) + _SPARE_ENTRIES:
+            self._by_moment, self._entries = {}, 0
+            self.moments.clear()
+            for one in self._all:
+                if one.place is _TIMED:
+                    self._add_moment(one)
 
     def retire(self, queue: ScopeQueue) -> None:
         """Remove a queue that has no waiters and is in no place. A stale heap entry is harmless."""
         queue.scope.queue = None
-        if queue.place is _TIMED:
-            self._count_stale()
         queue.place = _HELD
         if queue.token and self._forget is not None:
             self._forget(queue)
@@ -409,22 +402,6 @@ class Queues:
         queue = scope.queue = ScopeQueue(scope)
         self._all[queue] = None
         return queue
-
-    def _count_stale(self) -> None:
-        """Count an entry that became stale, because its queue moved before its moment. Sweep the
-        stale entries out if there are too many."""
-        self._stale += 1
-        if self._stale <= self._max_stale:
-            return
-        before, self.by_moment = self.by_moment, {}
-        for moment, found in before.items():
-            queues = found if isinstance(found, list) else [found]
-            left = [one for one in queues if one.place is _TIMED and one.due == moment]
-            if left:
-                self.by_moment[moment] = left[0] if len(left) == 1 else left
-        self.moments = list(self.by_moment)
-        heapify(self.moments)
-        self._stale, self._max_stale = 0, len(self.by_moment) + 1024
 
     # --- shared scopes ------------------------------------------------------------------
 
