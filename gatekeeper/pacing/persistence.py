@@ -623,7 +623,7 @@ class ScopeMemory:
                 or scope.name in self._loading
             ):
                 continue
-            if self.matters(scope, now) or self.rules.overridden(scope.name):
+            if self.matters(scope, now) or self.rules.set_for(scope.name):
                 owed.append(scope)
             else:
                 self.drop(scope)

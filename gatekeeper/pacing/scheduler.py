@@ -27,7 +27,7 @@ from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, report_of
 from gatekeeper.pacing.grants import Grant, PacingAudit
-from gatekeeper.pacing.host_settings import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
+from gatekeeper.pacing.host_settings import CONFIG_PREFIXES, SHARED_PREFIXES, Rules
 from gatekeeper.pacing.ledger import (
     Hold,
     Ledger,
@@ -130,12 +130,11 @@ class Scheduler:
         self._audit = audit
         self._clock = clock
         self._pacing = config.pacing
-        self._rules = Rules(config, clock.wall)
-        self.host_rules: HostRules = self._rules.hosts
+        self.host_rules: Rules = Rules(config, clock.wall)
         """The operator's rules in force about hosts, including those added at run time."""
         self._rules_timer = SingleTimer(clock, self._end_rules)
         self._on_rules = on_rules
-        self._memory = ScopeMemory(self._rules, clock, storage, audit)
+        self._memory = ScopeMemory(self.host_rules, clock, storage, audit)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
             self._remote = LedgerCalls(ledger, clock, self._callbacks())
@@ -624,12 +623,12 @@ class Scheduler:
         has changed.
         `source` is for the audit record.
         """
-        self._rules.add(rule)
+        self.host_rules.add(rule)
         self._rules_changed(source, match_named(rule.match))
 
     def put_rules(self, match: str, rules: tuple[HostRule, ...], source: str = "call") -> None:
         """Replace the rules that are set at run time for a match, the one in force last."""
-        self._rules.put(match, rules)
+        self.host_rules.put(match, rules)
         self._rules_changed(source, match)
 
     def replace_rules(self, rules: tuple[HostRule, ...]) -> None:
@@ -639,7 +638,7 @@ class Scheduler:
         interval that neither the old nor the new tables allow. If it raises ConfigError, nothing
         has changed.
         """
-        self._rules.replace(rules)
+        self.host_rules.replace(rules)
         self._rules_changed("configuration", "*")
 
     def adjust(self, pacing: PacingConfig) -> None:
@@ -648,11 +647,11 @@ class Scheduler:
         Settings that determine which scopes exist, and `lease_ttl`, must not change.
         """
         self._pacing = pacing
-        self._rules.adjust(pacing)
+        self.host_rules.adjust(pacing)
         self._engine.adjust()
         for scope in self._memory.scopes.values():
             if scope.name.startswith(SHARED_PREFIXES):
-                scope.settings = self._rules.for_shared(scope.name)
+                scope.settings = self.host_rules.for_shared(scope.name)
         self._rules_changed("configuration", "*")
 
     def _rules_changed(self, source: str, *matches: str, ended: bool = False) -> None:
@@ -668,7 +667,7 @@ class Scheduler:
             concerned = [scopes[match] for match in matches if match in scopes]
         now = self._clock.monotonic()
         for scope in concerned:
-            scope.settings = self._rules.for_host(scope.name)
+            scope.settings = self.host_rules.for_host(scope.name)
             told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIG_PREFIXES))
             self._memory.share(scope, told)
             if scope.derived is not UNDERIVED:
@@ -681,7 +680,7 @@ class Scheduler:
     def _end_rules(self) -> None:
         """End the rules whose time has come, and set the timer for the next one. It looks every
         half minute, since the wall clock may be set, and goes on while the machine sleeps."""
-        if due := self._rules.end_due():
+        if due := self.host_rules.end_due():
             self._rules_changed("configuration", *due, ended=True)
         elif self._open:
             self.host_rules.log_ended()

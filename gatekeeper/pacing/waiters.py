@@ -427,7 +427,7 @@ class HostHoldups:
 
     def _rule_views(self, host: str) -> Iterator[ClockView]:
         """Yield the operator's rule for the host, if it decides, or says by whom or until when."""
-        rule = self._memory.rules.hosts.find(host)
+        rule = self._memory.rules.find(host)
         if rule is None or not (rule.robots != "obey" or rule.by or rule.until):
             return
         left = None if rule.until is None else end_of(rule) - self._clock.wall()
