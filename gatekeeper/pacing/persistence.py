@@ -63,18 +63,20 @@ class Promises:
     async def load(self) -> int:
         """Read the stored clocks; after a crash, count what was in flight as just used.
 
-        Returns how many hosts were left in the storage because there is no room for them.
+        Returns how many hosts were left in the storage because there is no room for them; not 0
+        if it can't be read yet.
         """
-        if (watch := getattr(self._storage, "watch", None)) is not None:
-            watch(self._check_exhausted)
+        self._storage.watch(self._check_exhausted)
         try:
             records = await self._storage.load_clocks()
         except StorageError:
             if self.failing is None:
                 raise
-            return self._load_later()
+            # Continue: each host is looked up there before its first lease.
+            records, self._unread = [], True
         now = self._clock.monotonic()
-        if any(record.scope == RUNNING for record in records):
+        if self._unread or any(record.scope == RUNNING for record in records):
+            # What an earlier process did in its last second counts as just done.
             self._memory.floor_until = now + DURABLE
         moved = self._wall_moved(records)
         left = 0
@@ -93,16 +95,7 @@ class Promises:
                     self._memory.drop(scope)
         with contextlib.suppress(StorageError):
             self.mark()
-        return left
-
-    def _load_later(self) -> int:
-        """Continue although the storage can't be read yet: each host is looked up there before its
-        first lease, and what an earlier process did in its last second counts as just done."""
-        self._unread = True
-        self._memory.floor_until = self._clock.monotonic() + DURABLE
-        with contextlib.suppress(StorageError):
-            self.mark()
-        return 1
+        return left + self._unread
 
     def mark(self) -> None:
         """Store the record that shows the next run a crash. Raises StorageError. No lease may be
@@ -111,7 +104,7 @@ class Promises:
         record = ClockRecord(
             scope=RUNNING, next_at=0.0, paused=True, made_at=wall, boot_id=boot, boot_at=at
         )
-        self._write(record)
+        self._write(self._storage.promise, record)
 
     @property
     def marked(self) -> bool:
@@ -122,19 +115,18 @@ class Promises:
     @property
     def failing(self) -> str | None:
         """Why records can't be made durable now; None if they can, or need not be."""
-        why: str | None = getattr(self._storage, "failing", None)
-        return why
+        return self._storage.failing
 
     @property
     def exhausted(self) -> bool:
         """True if kill -9 would lose the effects of further responses."""
-        return bool(getattr(self._storage, "exhausted", False))
+        return self._storage.exhausted
 
     def is_unwritten(self, scope: Scope) -> bool:
         """Return True if a record of the scope is still unwritten, as far as is known here."""
         if not self.unwritten:
             return False
-        if self.marked and hasattr(self._storage, "failing") and self.failing is None:
+        if self.marked and self.failing is None:
             self.unwritten.clear()  # The storage has written all of them by now.
             self._unread = False
         return scope.name in self.unwritten
@@ -180,37 +172,28 @@ class Promises:
             scope.interval = interval
             # After a crash: later requests, by a short interval, were not stored.
             scope.basis = max(scope.basis, memory.floor_until - max(interval, DURABLE))
-        blocked = record.blocked_until + shift
-        said_until = record.said_until + shift
-        if (
-            blocked > now
-            or said_until > now
-            or record.failures
-            or record.safe_interval
-            or record.paused
-            or record.errors
-            or record.latency is not None
-            or (record.day_at and record.day_at + shift + DAY > now)
-        ):
-            history = scope.ensure_history()
-            if blocked > now:
-                history.block(blocked, record.block_reason)
-            history.failures = record.failures
-            history.probing = record.failures > 0
-            history.failed_at = record.last_failure_at + shift if record.failures else -INF
-            if record.safe_interval:
-                history.back_off = self._back_off(record, now, shift)
-            history.paused = record.paused
-            history.errors, history.latency = record.errors, record.latency
-            if said_until > now:
-                history.rate_limit, history.rate_limit_until = record.said_interval, said_until
-            if record.day_at:
-                began = min(record.day_at + shift, now)
-                history.usage = Usage(began, record.day_pages, record.day_bytes)
-            if memory.audit is not None and blocked > now:
-                memory.audit.blocked(scope, "state")
-            if memory.audit is not None and record.paused:
-                memory.audit.paused(scope.name, "state", ended=False)
+        history = ScopeHistory(
+            failures=record.failures,
+            probing=record.failures > 0,
+            failed_at=record.last_failure_at + shift if record.failures else -INF,
+            back_off=self._back_off(record, now, shift) if record.safe_interval else None,
+            errors=record.errors,
+            latency=record.latency,
+            paused=record.paused,
+            rate_limit=record.said_interval,
+            rate_limit_until=record.said_until + shift if record.said_until else -INF,
+        )
+        if (blocked := record.blocked_until + shift) > now:
+            history.block(blocked, record.block_reason)
+        if record.day_at:
+            began = min(record.day_at + shift, now)
+            history.usage = Usage(began, record.day_pages, record.day_bytes)
+        if history.latency is not None or history.matters(now, memory.rules.pacing):
+            scope.history = history
+        if memory.audit is not None and blocked > now:
+            memory.audit.blocked(scope, "state")
+        if memory.audit is not None and record.paused:
+            memory.audit.paused(scope.name, "state", ended=False)
         return scope
 
     def _back_off(self, record: ClockRecord, now: float, shift: float) -> BackOff:
@@ -270,7 +253,7 @@ class Promises:
         """Make the scope's record durable before returning. Raises StorageError if that fails: then
         the caller must not act as if it were stored."""
         self.check_wall(now)
-        self._write(self.record(scope, now))
+        self._write(self._storage.promise, self.record(scope, now))
 
     def remember(self, scope: Scope, now: float) -> None:
         """Make durable what is in force already because of a response, and can't be undone. If it
@@ -280,7 +263,7 @@ class Promises:
 
     def _write_or_owe(self, record: ClockRecord) -> None:
         with contextlib.suppress(StorageError):
-            self._write(record, getattr(self._storage, "owe", self._storage.promise))
+            self._write(self._storage.owe, record)
         self._check_exhausted()
 
     def _check_exhausted(self) -> None:
@@ -288,17 +271,13 @@ class Promises:
         if self.exhausted:
             self.unwritten.add(RUNNING)
 
-    def _write(
-        self, record: ClockRecord, write: Callable[[ClockRecord], None] | None = None
-    ) -> None:
+    def _write(self, write: Callable[[ClockRecord], None], record: ClockRecord) -> None:
         try:
-            (write or self._storage.promise)(record)
-        except (StorageError, OSError) as error:
+            write(record)
+        except StorageError:
             self.unwritten.add(record.scope)
             self._check_exhausted()
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"a clock can't be kept: {error}") from error
+            raise
         self.made += 1
         if self.unwritten:
             self.unwritten.discard(record.scope)
