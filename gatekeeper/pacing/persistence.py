@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 from gatekeeper.clock import Clock, Stamp, boot_of, stamp
@@ -398,9 +397,6 @@ class ScopeMemory:
         self._open = False
         self._left_in_storage = 0
         """Clocks of earlier processes for which there was no room at the start."""
-        self._loading: Counter[str] = Counter()
-        """Scopes whose records are being read from the storage. They are not moved there meanwhile,
-        so that no record is older than its scope."""
         self._in_vain_until = -INF
         """No search for removable scopes before this monotonic time."""
 
@@ -452,27 +448,18 @@ class ScopeMemory:
 
     # --- finding and creating -----------------------------------------------------------
 
-    async def load_host(self, name: str, extra: tuple[str, ...]) -> Scope:
-        """Like `host`, but reads the storage without blocking the loop.
-
-        Raises LeaseTimeout if there is no room for one more host.
-        """
-        if name not in self.scopes:
-            found = await self._load((name, *extra, *self.rules.shared_names(name)))
-            # No await from here on.
-            found = [record for record in found if record.scope not in self.scopes]
-            self.admit(name)
-            if self.promises is not None:
-                now = self._clock.monotonic()
-                for record in found:
-                    self.promises.restore(record, now)
-            if name not in self.scopes:
-                self.create(name, shared=False)
+    def admitted(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
+        """Like `host`, but raises LeaseTimeout if there is no room for one more host."""
+        if name not in self.scopes and not self.make_room():
+            raise LeaseTimeout(
+                name,
+                f"{name}: {len(self.scopes)} other hosts have clocks to keep (pacing.max_hosts)",
+            )
         return self.host(name, extra)
 
     def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
         """Return the scope of a host, with the scopes that it shares: from memory, or else from the
-        storage, or else a new one. It is not limited: see `admit`.
+        storage, or else a new one. It is not limited: see `admitted`.
         """
         scope = self.find(name)
         if scope is None:
@@ -547,22 +534,6 @@ class ScopeMemory:
         """Return its interval in seconds, or the longer one of another origin of the host."""
         return max(scope.interval, self.longer_intervals.get(scope.name, 0.0))
 
-    async def _load(self, names: tuple[str, ...]) -> list[ClockRecord]:
-        """Read the records of scopes that may be only in the storage."""
-        if self._storage is None or not self.may_be_stored:
-            return []
-        self._loading.update(names)
-        try:
-            found = [
-                await self._storage.load_clock(name) for name in names if name not in self.scopes
-            ]
-        finally:
-            self._loading.subtract(names)
-            for name in names:
-                if not self._loading[name]:
-                    del self._loading[name]
-        return [record for record in found if record is not None]
-
     def _restore_nowait(self, name: str) -> Scope | None:
         """Restore a scope from the storage without awaiting. Return None if it is not only there.
         Raises StorageError.
@@ -573,14 +544,6 @@ class ScopeMemory:
         return None if record is None else self.promises.restore(record, self._clock.monotonic())
 
     # --- room ---------------------------------------------------------------------------
-
-    def admit(self, name: str) -> None:
-        """Raise LeaseTimeout if there is no room for this host."""
-        if name not in self.scopes and not self.make_room():
-            raise LeaseTimeout(
-                name,
-                f"{name}: {len(self.scopes)} other hosts have clocks to keep (pacing.max_hosts)",
-            )
 
     def make_room(self) -> bool:
         """Evict scopes, or move them to the storage, if there are too many. Return False if there
@@ -595,12 +558,7 @@ class ScopeMemory:
         shared = {other for scope in scopes.values() for other in scope.shared}
         owed = []
         for scope in list(scopes.values()):
-            if (
-                scope.queue is not None
-                or scope.in_flight
-                or scope in shared
-                or scope.name in self._loading
-            ):
+            if scope.queue is not None or scope.in_flight or scope in shared:
                 continue
             if self.matters(scope, now) or self.rules.set_for(scope.name):
                 owed.append(scope)

@@ -451,7 +451,9 @@ class Counters(msgspec.Struct):
     passed_on: int = 0
     blocks: int = 0
     dry_waits: int = 0
+    """Dry run: leases that would have waited."""
     dry_seconds: float = 0.0
+    """Dry run: how long those leases would have waited in all."""
 
 
 class UnprovenLeases:

@@ -38,7 +38,7 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
 )
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
+from gatekeeper.pacing.queues import ROBOTS, Counters, ScopeQueue, Waiter
 from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
 from gatekeeper.pacing.waiters import (
     MAX_PER_ITERATION,
@@ -64,30 +64,17 @@ ROUND_TRIP = 2.0  # Seconds that a ledger may take to answer a caller that does 
 _MAX_REFETCHES = 5
 
 
-class PacingStats(msgspec.Struct, frozen=True):
+class PacingStats(Counters, kw_only=True):
     """Sizes of a scheduler now, and counters since its start."""
 
     scopes: int
     waiting: int
     in_flight: int
     granted: int
-    robots: int
-    refused: int
-    refetches: int
-    cancelled: int
-    timeouts: int
-    expired: int
-    given_back: int
-    passed_on: int
-    blocks: int
     promises: int
     evicted: int
     spilled: int
     ledger_failures: int
-    dry_waits: int
-    """Dry run: leases that would have waited."""
-    dry_seconds: float
-    """Dry run: how long those leases would have waited in all."""
     frozen: bool
 
 
@@ -356,7 +343,7 @@ class Scheduler:
         engine = self._engine
         scope = engine.scopes[hash(host) & MASK].get(host)
         if scope is None or scopes:
-            scope = await self._memory.load_host(host, scopes)
+            scope = self._memory.admitted(host, scopes)
         now = engine.now()
         grant = engine.acquire_nowait(url, host, None, now, admit, scope)
         if grant is not None:
@@ -397,7 +384,7 @@ class Scheduler:
         A page that waits for this fetch holds no lease, so the two can't deadlock. `asked` is
         what the last known text asks for; None: the interval in force.
         """
-        scope = await self._memory.load_host(host, scopes)
+        scope = self._memory.admitted(host, scopes)
         self._engine.counters.robots += 1
         admit = partial(robots_interval, scope, asked)
         grant = await self.acquire(url, host, priority=ROBOTS, admit=admit)
@@ -413,8 +400,7 @@ class Scheduler:
         `seconds` is not above zero it has ended: only its report counts. Raises LeaseTimeout if
         there is no room for the host, and GateClosed.
         """
-        scope = await self._memory.load_host(host, scopes)
-        # No await from here on.
+        scope = self._memory.admitted(host, scopes)
         self._check_open()
         return reopen(self._engine, scope, url, self._clock.monotonic(), seconds)
 
@@ -435,8 +421,7 @@ class Scheduler:
         room.
         """
         self._check_open()
-        self._memory.admit(host)
-        scope = self._memory.host(host)
+        scope = self._memory.admitted(host)
         watch = DueWatch(scope, callback, priority, longest)
         now = self._clock.monotonic()
         if (held := self.held(host)) and longest < held[0] < INF:
