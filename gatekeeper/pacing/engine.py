@@ -364,7 +364,6 @@ class Engine:
         return cast("Grant", self.grant(scope, None, now, url))  # Never None without `asked`.
 
     def _start_shared(self, grant: Grant, start: float) -> None:
-        grant.has_extras = True
         grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
             other.basis = start
@@ -555,7 +554,7 @@ class Engine:
             waiter.refuse(error)
             return None
         if remote is not None and grant is not None:
-            grant.attach_hold(remote.granted(queue))
+            grant.hold = remote.granted(queue)
         return grant
 
     # --- reports ------------------------------------------------------------------------

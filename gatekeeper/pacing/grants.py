@@ -49,8 +49,6 @@ class Grant(msgspec.Struct, eq=False):
     """Shared scopes taken together with the host's own."""
     unproven: int = 0
     """If not 0, the grant counts among the engine's `unproven` leases until its head arrives."""
-    has_extras: bool = False
-    """The grant took more than the host's own slot: `others`, or a `hold`."""
     others_before: tuple[float, ...] = ()
     """The `basis` of each of `others` before this grant."""
     head_reported: bool = False
@@ -98,11 +96,6 @@ class Grant(msgspec.Struct, eq=False):
         """Do not expire while this connection is in use, open and referenced. None: no longer."""
         self.held_by = None if connection is None else ref(connection)
 
-    def attach_hold(self, hold: Any) -> None:
-        """Attach the `Hold` by which a remote ledger granted this lease."""
-        self.hold = hold
-        self.has_extras = True
-
     @property
     def stale(self) -> bool:
         """True if a request that was not sent yet must not be sent any more. See `Hold.stale`."""
@@ -139,60 +132,31 @@ class Grant(msgspec.Struct, eq=False):
             return
         self.reported = True
         engine, scope = self.engine, self.scope
-        if (
+        if now is None:
+            now = engine.now()
+        began = not self.head_reported
+        if began:
+            self._start_clocks(now)
+            if status is None and elapsed is not None:
+                scope.to_prove = PROVEN
+            elif scope.to_prove:
+                scope.to_prove -= 1
+        elif status is None:
+            elapsed = None  # A response had started: its end is not counted as a failed request.
+        teaches = (
             status is None
             or status >= 400
             or retry_after is not None
             or rate_limit is not None
             or scope.history is not None
             or engine.learns_latency
-        ):
-            now = engine.now() if now is None else now
-            self._observe(status, elapsed, retry_after, rate_limit, now)
-        elif (
-            not self.head_reported
-        ):  # The usual report: the head arrived, and nothing else to note.
-            if now is None:
-                now = engine.now()
-            if self.has_extras:
-                self._start_clocks(now)
-            else:  # `_start_clocks` inlined: every request takes this path.
-                scope.unheaded -= 1
-                if now > scope.basis:  # noqa: PLR1730
-                    scope.basis = now
-                if self.unproven:
-                    engine.release_unproven(self, now)
-            if scope.to_prove:
-                scope.to_prove -= 1
-            if (
-                self.has_extras
-                or engine.promises is not None
-                or (scope.queue is not None and scope.in_flight < scope.settings.limit)
-            ):
-                self._after_head(now)
-
-    def _observe(
-        self,
-        status: int | None,
-        elapsed: float | None,
-        retry_after: float | str | None,
-        rate_limit: str | None,
-        now: float,
-    ) -> None:
-        """Note a report from which something may be learnt about the host."""
-        began = not self.head_reported
-        if began:
-            self._start_clocks(now)
-            if status is None and elapsed is not None:
-                self.scope.to_prove = PROVEN
-            elif self.scope.to_prove:
-                self.scope.to_prove -= 1
-        elif status is None:
-            elapsed = None  # A response had started: its end is not counted as a failed request.
+        )
         try:
-            self.engine.observe(self, status, elapsed, retry_after, rate_limit, now)
+            if teaches:
+                engine.observe(self, status, elapsed, retry_after, rate_limit, now)
         finally:
-            self._after_head(now, began)
+            if engine.promises is not None or self.others or scope.queue is not None:
+                self._after_head(now, began)
 
     def _after_head(self, now: float, began: bool = True) -> None:
         """Save the clocks if they started to count now (`began`), and reconsider the waiters for
@@ -220,15 +184,15 @@ class Grant(msgspec.Struct, eq=False):
         del engine.leases[self]
         engine.grant_limit += 1
         scope.in_flight -= 1
-        if self.has_extras:
+        for other in self.others:
+            other.in_flight -= 1
+        if self.hold is not None:
             self._end_hold("sent")
-            for other in self.others:
-                other.in_flight -= 1
         try:
             if began is not None and engine.promises is not None:
                 engine.make_durable(self, began, engine.promises.remember)
         finally:
-            if self.has_extras or scope.queue is not None or engine.overdue:
+            if self.others or scope.queue is not None or engine.overdue:
                 engine.freed(self, engine.now() if now is None else now)
 
     def give_back(self) -> None:
@@ -284,13 +248,13 @@ class Grant(msgspec.Struct, eq=False):
         """Start the clocks: the head arrived, or the request is over."""
         scope = self.scope
         scope.unheaded -= 1
-        scope.basis = max(scope.basis, now)
-        if self.has_extras:
-            for other in self.others:
-                other.unheaded -= 1
-                other.basis = max(other.basis, now)
-            if self.hold is not None and self.engine.remote is not None:
-                self.engine.remote.head(self.hold)
+        if now > scope.basis:  # noqa: PLR1730 - no call here
+            scope.basis = now
+        for other in self.others:
+            other.unheaded -= 1
+            other.basis = max(other.basis, now)
+        if self.hold is not None and self.engine.remote is not None:
+            self.engine.remote.head(self.hold)
         if self.unproven:
             self.engine.release_unproven(self, now)
 

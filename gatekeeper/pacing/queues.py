@@ -213,6 +213,7 @@ class Queues:
         """The queues of each moment. Some may have moved since."""
         self._entries = 0
         """Queues in all lists of `_by_moment`."""
+        self._max_entries = _SPARE_ENTRIES
         self.deadlines: DueHeap[Waiter] = DueHeap(
             lambda _, waiter: not waiter.gone, lambda: self.waiting
         )
@@ -348,9 +349,16 @@ class Queues:
         elif place is _HELD or due != queue.due:
             queue.place = _TIMED
             queue.due = due
-            self._add_moment(queue)
-            if due < self.timer.when:
-                self.timer.set(due)
+            if (others := self._by_moment.get(due)) is not None:
+                others.append(queue)
+            else:
+                self._by_moment[due] = [queue]
+                heappush(self.moments, due)
+                if due < self.timer.when:
+                    self.timer.set(due)
+            self._entries += 1
+            if self._entries > self._max_entries:
+                self._drop_outdated()
 
     def reposition_all(self, now: float) -> None:
         """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
@@ -377,18 +385,13 @@ class Queues:
         """Return a moment before which no queue falls due; inf if none is TIMED."""
         return self.moments[0] if self.moments else INF
 
-    def _add_moment(self, queue: ScopeQueue) -> None:
-        others = self._by_moment.setdefault(queue.due, [])
-        if not others:
-            heappush(self.moments, queue.due)
-        others.append(queue)
-        self._entries += 1
-        if self._entries > 2 * len(self._all) + _SPARE_ENTRIES:
-            self._by_moment, self._entries = {}, 0
-            self.moments.clear()
-            for one in self._all:
-                if one.place is _TIMED:
-                    self._add_moment(one)
+    def _drop_outdated(self) -> None:
+        timed = [queue for queue in self._all if queue.place is _TIMED]
+        self._by_moment = {}
+        for queue in timed:
+            self._by_moment.setdefault(queue.due, []).append(queue)
+        self.moments[:] = sorted(self._by_moment)
+        self._entries, self._max_entries = len(timed), 2 * len(timed) + _SPARE_ENTRIES
 
     def retire(self, queue: ScopeQueue) -> None:
         """Remove a queue that has no waiters and is in no place. A stale heap entry is harmless."""

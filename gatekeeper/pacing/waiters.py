@@ -209,7 +209,7 @@ def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -
     for one, basis, interval in clocks:
         one.basis, one.interval = basis, interval
     if engine.remote is not None:
-        grant.attach_hold(engine.remote.adopt(tuple(one.name for one, _, _ in clocks)))
+        grant.hold = engine.remote.adopt(tuple(one.name for one, _, _ in clocks))
     return grant
 
 
