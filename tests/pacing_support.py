@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gatekeeper.clock import SystemClock, Timer, VirtualClock
+from gatekeeper.config import HostRule, match_named
 from gatekeeper.errors import StorageError
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF, Scope
@@ -74,6 +75,12 @@ class FakeStorage:
         """What a new process finds."""
         self.dead = True
         return FakeStorage(self.durable)
+
+
+def add_rule(scheduler: Scheduler, rule: HostRule) -> None:
+    """Set a rule over those of its match, as `Gatekeeper.override` does."""
+    match = match_named(rule.match)
+    scheduler.put_rules(match, (*scheduler.host_rules.set_for(match), rule))
 
 
 def scope_of(scheduler: Scheduler, host: str) -> Scope:

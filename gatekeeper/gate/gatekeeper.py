@@ -553,11 +553,9 @@ class Gatekeeper:
             raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
         match = match_named(rule.match)
         rule = lasting(rule, seconds, self._clock.wall())
-        if seconds == 0:
-            self._scheduler.put_rules(match, (), "call")
-        else:
-            self._scheduler.add_rule(rule)
         rules = self._scheduler.host_rules
+        put = () if seconds == 0 else (*rules.set_for(match), rule)
+        self._scheduler.put_rules(match, put)
         _log.info("the override for %s is now: %s", match, described(rules.in_force(match)))
         if isinstance(self._ledger, SharingLedger):
             self._ledger.overrides.say(match, rules.set_for(match), rules.in_force(match))

@@ -116,14 +116,13 @@ class Engine:
         """A queue is due that could not be served: too many leases in flight, or halted."""
         self.granted: int = 0
         """Leases granted since the start."""
-        self.grant_limit: int = 0
-        """Upper bound of `granted`. It rises by one with each lease that ends."""
+        self._most_leases = 0
+        """Leases that may be open; 0 while it is halted."""
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
         self._audit = audit
         self._grant_class = Grant if audit is None else audit.grants
-        self._capacity = 0
         self._running = False
         self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
@@ -175,9 +174,7 @@ class Engine:
         """Conditions other than clocks and slots may block an immediate lease."""
 
     def _set_limit(self) -> None:
-        room = 0 if self.halted else self.pacing.max_in_flight
-        self.grant_limit += room - self._capacity
-        self._capacity = room
+        self._most_leases = 0 if self.halted else self.pacing.max_in_flight
 
     def freeze(self, unanswered: Set[str]) -> None:
         """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
@@ -193,11 +190,6 @@ class Engine:
         now = self.now()
         self.queues.reposition_all(now)
         self.run(now)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of open leases."""
-        return self.granted - self.grant_limit + self._capacity
 
     # --- intervals ----------------------------------------------------------------------
 
@@ -277,7 +269,7 @@ class Engine:
             now = self.now()
         if (
             scope.queue is not None
-            or self.granted >= self.grant_limit
+            or len(self.leases) >= self._most_leases
             or scope.due_at() > now
             or (scope.to_prove and self.unproven.room <= 0)
             or (self._has_conditions and self._must_wait(scope))
@@ -354,7 +346,6 @@ class Engine:
                 self.make_durable(grant, now, promises.promise)
             except BaseException:
                 self.granted -= 1  # Not durable, so not granted.
-                self.grant_limit -= 1
                 grant.undo()
                 raise
         return grant
@@ -394,7 +385,7 @@ class Engine:
             ready = queues.ready
             if queues.moments and queues.moments[0] <= now:
                 queues.fall_due(now)
-            while self.granted < self.grant_limit:
+            while len(self.leases) < self._most_leases:
                 # Queues held for lack of room fell due before all queues that are due now.
                 if not unproven.held or unproven.room <= 0 or not (queue := unproven.next_held()):
                     if not ready:
@@ -405,7 +396,7 @@ class Engine:
             self.overdue = True
         finally:
             self._running = False
-        if self.halted and self.in_flight == 0:
+        if self.halted and not self.leases:
             self._on_idle()
 
     def next_due(self) -> float:
@@ -432,7 +423,7 @@ class Engine:
             unproven.room += 1
             if not unproven.held:
                 return
-            if self.granted >= self.grant_limit:
+            if len(self.leases) >= self._most_leases:
                 self.overdue = True
             else:
                 self.run(now)

@@ -182,7 +182,6 @@ class Grant(msgspec.Struct, eq=False):
             self._start_clocks(began)
         self.open = False
         del engine.leases[self]
-        engine.grant_limit += 1
         scope.in_flight -= 1
         for other in self.others:
             other.in_flight -= 1

@@ -239,15 +239,10 @@ class HostRules:
         for match in list(self._configured):
             self._choose(match)
 
-    def add(self, rule: HostRule) -> None:
-        """Set a rule at run time. It is in force until it ends, then the one before it is again.
-        Raises ConfigError, and changes nothing, for a bad rule, and for too many at a time."""
-        match = match_named(rule.match)
-        self.put(match, (*self._set.get(match, ()), rule))
-
     def put(self, match: str, rules: Iterable[HostRule]) -> None:
-        """Replace the rules that are set at run time for a match, the one in force last. Raises as
-        `add` does."""
+        """Replace the rules that are set at run time for a match: each is in force until it ends,
+        then the one before it is again. Raises ConfigError, and changes nothing, for a bad rule,
+        and for too many at a time."""
         kept: list[HostRule] = []
         for rule in map(self._checked, rules):
             # What ends no later than the rule over it is never in force again.

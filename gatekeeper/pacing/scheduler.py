@@ -23,7 +23,7 @@ from gatekeeper.clock import (
     refuse_unless_open,
     utc,
 )
-from gatekeeper.config import Config, HostRule, PacingConfig, match_named
+from gatekeeper.config import Config, HostRule, PacingConfig
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, report_of
 from gatekeeper.pacing.grants import Grant, PacingAudit
@@ -176,7 +176,7 @@ class Scheduler:
         self._engine.halt()
         self._queues.refuse_all(lambda: GateClosed("the gate is closing"))
         try:
-            if drain > 0 and self._engine.in_flight:
+            if drain > 0 and self._engine.leases:
                 self._drained.clear()
                 async with deadline(self._clock, drain):
                     await self._drained.wait()
@@ -199,7 +199,7 @@ class Scheduler:
             granted=engine.granted,
             scopes=len(memory.scopes),
             waiting=self._queues.waiting,
-            in_flight=engine.in_flight,
+            in_flight=len(engine.leases),
             promises=memory.promises.made if memory.promises is not None else 0,
             evicted=memory.evicted,
             spilled=memory.spilled,
@@ -601,18 +601,11 @@ class Scheduler:
         finally:
             self._engine.changed(scope, now)
 
-    def add_rule(self, rule: HostRule, source: str = "call") -> None:
-        """Apply a rule about hosts, like a `[[host]]` table of the configuration, from now on.
-
-        It replaces the rule with the same match until it ends. If it raises ConfigError, nothing
-        has changed.
+    def put_rules(self, match: str, rules: tuple[HostRule, ...], source: str = "call") -> None:
+        """Replace the rules that are set at run time for a match, the one in force last. Each is
+        like a `[[host]]` table of the configuration. If it raises ConfigError, nothing has changed.
         `source` is for the audit record.
         """
-        self.host_rules.add(rule)
-        self._rules_changed(source, match_named(rule.match))
-
-    def put_rules(self, match: str, rules: tuple[HostRule, ...], source: str = "call") -> None:
-        """Replace the rules that are set at run time for a match, the one in force last."""
         self.host_rules.put(match, rules)
         self._rules_changed(source, match)
 
@@ -722,7 +715,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True if any lease is open."""
-        return self._engine.in_flight > 0
+        return bool(self._engine.leases)
 
     async def look(self, host: str) -> list[ScopeView]:
         """Return what the ledger knows of the host's scopes; empty without a ledger, or while it is

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError
 from gatekeeper.pacing.host_settings import MAX_OVERRIDES, HostRules, Rules, lasting
+
+
+def add(rules: Rules, rule: HostRule) -> None:
+    """Set a rule over those of its match."""
+    match = match_named(rule.match)
+    rules.put(match, (*rules.set_for(match), rule))
 
 
 @pytest.mark.parametrize(
@@ -37,9 +43,9 @@ def test_all_hosts_of_a_rule_share_one_settings_object() -> None:
 
 def test_a_rule_set_at_run_time_replaces_the_configured_one_whole() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0, concurrency=4),)))
-    rules.add(HostRule(match="A.example.", interval=9.0))
+    add(rules, HostRule(match="A.example.", interval=9.0))
     assert (rules.for_host("a.example").own, rules.for_host("a.example").limit) == (9.0, 1)
-    rules.add(HostRule(match="a.example", robots="deny"))
+    add(rules, HostRule(match="a.example", robots="deny"))
     assert rules.for_host("a.example").own is None
     assert rules.set_for("a.example")
 
@@ -50,7 +56,7 @@ def test_a_reload_replaces_what_stands_below_the_rules_set_at_run_time() -> None
             host=(HostRule(match="a.example", interval=3.0), HostRule(match="*", interval=2.0)),
         )
     )
-    rules.add(HostRule(match="a.example", interval=9.0))
+    add(rules, HostRule(match="a.example", interval=9.0))
     rules.replace((HostRule(match="*", interval=2.0),))
     assert rules.for_host("a.example").own == 9.0
     assert rules.set_for("a.example")
@@ -72,7 +78,7 @@ class Ends:
         self.rules = Rules(Config(host=configured), lambda: self.wall)
 
     def set(self, interval: float, seconds: float | None, match: str = "a.example") -> None:
-        self.rules.add(lasting(HostRule(match=match, interval=interval), seconds, self.wall))
+        add(self.rules, lasting(HostRule(match=match, interval=interval), seconds, self.wall))
 
     def after(self, seconds: float) -> float | None:
         """The interval in force so many seconds after the start."""
@@ -169,7 +175,7 @@ def test_an_end_is_kept_in_utc_and_a_reload_changes_no_override() -> None:
 def test_a_rule_made_in_python_with_a_wrong_end_or_author_changes_nothing(wrong: Any) -> None:
     rules = Rules(Config(host=(rule(1.0),)))
     with pytest.raises(ConfigError, match=r"\[\[host\]\] match='a\.example': (by|until)"):
-        rules.add(HostRule(match="a.example", **wrong))
+        add(rules, HostRule(match="a.example", **wrong))
     with pytest.raises(ConfigError, match=r"(by|until)"):
         Rules(Config(host=(HostRule(match="a.example", **wrong),)))
     assert rules.for_host("a.example").own == 1.0
@@ -197,7 +203,7 @@ def test_two_groups_of_one_name_are_refused() -> None:
 def test_a_rule_with_an_unknown_group_changes_nothing() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0),)))
     with pytest.raises(ConfigError, match=r"no \[\[group\]\] named 'x'"):
-        rules.add(HostRule(match="a.example", group="x"))
+        add(rules, HostRule(match="a.example", group="x"))
     assert rules.for_host("a.example").own == 3.0
 
 

@@ -12,7 +12,7 @@ from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.queue.polite import PoliteQueue
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import FakeStorage, due_at, hosts_of
+from tests.pacing_support import FakeStorage, add_rule, due_at, hosts_of
 from tests.queue_support import Crawl, FakeGate
 
 Make = Callable[..., Awaitable[Scheduler]]
@@ -56,7 +56,7 @@ ROADS: dict[str, Callable[[Scheduler], object]] = {
     "none": lambda scheduler: None,
     "when_due": lambda scheduler: scheduler.when_due(VICTIM, lambda: None),
     "pause": _pause_and_resume,
-    "override": lambda scheduler: scheduler.add_rule(HostRule(match=VICTIM, interval=0.5)),
+    "override": lambda scheduler: add_rule(scheduler, HostRule(match=VICTIM, interval=0.5)),
     "block": lambda scheduler: scheduler.block(VICTIM, VirtualClock(start=1000.0).wall() + 0.001),
     "robots_read": lambda scheduler: scheduler.robots_read(
         VICTIM, lambda: RobotsInterval(0.1, "crawl-delay")

@@ -17,7 +17,7 @@ from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import hosts_of, is_paused
+from tests.pacing_support import add_rule, hosts_of, is_paused
 
 A, B = "a.example", "b.example"
 Make = Callable[..., Coroutine[Any, Any, Scheduler]]
@@ -570,7 +570,7 @@ async def test_a_blocked_host_grants_nothing_until_the_block_is_lifted(
 
 
 async def test_an_override_counts_from_now_on(visitor: Visitor, clock: VirtualClock) -> None:
-    visitor.scheduler.add_rule(HostRule(match=A, interval=4.0))
+    add_rule(visitor.scheduler, HostRule(match=A, interval=4.0))
     for name in "xy":
         visitor.ask(name)
     await clock.elapse(20.0)
