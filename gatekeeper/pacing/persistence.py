@@ -35,8 +35,6 @@ _RECENT_SECONDS = 10.0
 """At a clean end, hosts asked within this many seconds are stored whatever their interval: the next
 run may learn that they ask for a longer one, which counts from that last request."""
 
-_NO_HISTORY = ScopeHistory()
-
 _log = logging.getLogger(__name__)
 
 
@@ -217,7 +215,7 @@ class Promises:
         interval = self._memory.longest_of(scope)
         clock = scope.clock_at(interval)
         next_at = clock + shift if clock > -INF else 0.0
-        history = scope.history or _NO_HISTORY
+        history = scope.past
         blocked = history.blocked_until > now
         said = history.rate_limit_until > now
         taught, used = history.back_off, history.usage
@@ -346,9 +344,7 @@ def _is_shared(record: ClockRecord) -> bool:
 def _clock_of(scope: Scope, now: float) -> ScopeClock:
     """Return the state of a scope, for a ledger that has lost its data."""
     age = None if scope.basis == -INF else now - scope.basis
-    history = scope.history
-    if history is None:
-        return ScopeClock(scope.name, age, scope.interval)
+    history = scope.past
     blocked = max(0.0, history.blocked_until - now)
     clock = ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
     if (used := history.usage) is None or now >= used.began + DAY:
@@ -419,8 +415,7 @@ class ScopeMemory:
         return rest + [
             _clock_of(scope, now)
             for scope in list(self.scopes.values())
-            if scope.due_at(events=False) > now
-            or ((past := scope.history) is not None and (past.paused or past.usage is not None))
+            if scope.due_at(events=False) > now or scope.past.paused or scope.past.usage is not None
         ]
 
     def apply_clock(self, clock: ScopeClock) -> Scope | None:
@@ -526,7 +521,7 @@ class ScopeMemory:
         return (
             scope.interval > DURABLE
             or scope.name in self.longer_intervals
-            or (scope.history is not None and scope.history.usage is not None)
+            or scope.past.usage is not None
             or (promises is not None and bool(promises.unwritten) and promises.is_unwritten(scope))
         )
 

@@ -498,6 +498,8 @@ class ScopeHistory:
         return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
 
 
+_NO_HISTORY = ScopeHistory()
+
 NO_RATE = RobotsInterval()
 UNKNOWN = RobotsInterval(None, "robots.txt is not known yet")
 """The host's robots.txt was not fetched yet, so its interval is a guess: the default."""
@@ -659,6 +661,11 @@ class Scope:
         """
         self.interval = LONGEST
         self.basis = moment - LONGEST
+
+    @property
+    def past(self) -> ScopeHistory:
+        """The scope's history, or an empty one to read if there is none."""
+        return self.history or _NO_HISTORY
 
     def ensure_history(self) -> ScopeHistory:
         """Return the scope's history; create it if there is none."""

@@ -43,9 +43,7 @@ from gatekeeper.pacing.scopes import (
     REFUSED,
     UNDERIVED,
     UNKNOWN,
-    Interval,
     Scope,
-    ScopeHistory,
     interval_for,
 )
 from gatekeeper.robots.timing import RobotsInterval
@@ -409,12 +407,11 @@ class HostHoldups:
         others = [one for one in self._of_others(fleet, now) if (one.scope, one.kind) not in known]
         found = [one for one in (*mine, *others) if not one.partly]
         last = max((one for one in found if one.kind in _OF_GATE), key=_end, default=None)
-        views = []
-        for one in (*mine, *others):
-            if one.kind in _OF_GATE or one in others:
-                until = None if one.until == INF else utc(wall + one.until - now)
-                left = None if until is None else one.until - now
-                views.append(ClockView(one.scope, one.kind, one.source, left, until, one is last))
+        views = [
+            replace(_view(one, now, wall), decides=one is last)
+            for one in (*mine, *others)
+            if one.kind in _OF_GATE or one in others
+        ]
         views.extend(self._rule_views(host))
         leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
         for each in () if scope is None else (scope, *scope.shared):
@@ -569,83 +566,65 @@ def _end(holdup: HostHoldup) -> float:
     return holdup.until
 
 
+def _view(
+    one: HostHoldup, now: float, wall: float, source: str = "", since: UtcTime | None = None
+) -> ClockView:
+    """Return the view of a hold-up. `source` replaces its own."""
+    left = None if one.until == INF else one.until - now
+    until = None if left is None else utc(wall + left)
+    return ClockView(one.scope, one.kind, source or one.source, left, until, since=since)
+
+
 def _clock_views(
     scope: Scope,
     held: dict[str, HostHoldup],
     clock: Clock,
     pacing: PacingConfig,
     leases: Iterable[Grant],
-) -> list[ClockView]:
-    """Return the clocks of one scope. `held`: its hold-ups by kind."""
-    now, wall = clock.monotonic(), clock.wall()
-    views: list[ClockView] = []
-    found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
-    if found is not None and history is not None:
+) -> Iterator[ClockView]:
+    """Yield the clocks of one scope. `held`: its hold-ups by kind."""
+    now, wall, name, past = clock.monotonic(), clock.wall(), scope.name, scope.past
+    found, why, back_off = None, _EARLIER, past.back_off
+    refused = past.describe_back_off(now, wall, pacing) or REFUSED
+    refused_at = None if back_off is None else utc(wall + back_off.refused_at - now)
+    if scope.derived is not UNDERIVED:
         # The interval that was in force at the last request may have changed since.
-        found = interval_for(scope.asked, scope.settings, history, pacing, now)
-    refused = (
-        history.describe_back_off(now, wall, pacing) if history is not None else ""
-    ) or REFUSED
-
-    if (following := held.get("next")) is not None:
-        why, left = found.source if found is not None else _EARLIER, following.until - now
-        why = refused if why == REFUSED else why
-        if found is None and scope.settings.default_source.endswith(" interval"):
-            why = f"{scope.settings.default_source} {scope.interval:g} s"
-        views.append(ClockView(scope.name, "next", why, left, utc(wall + left)))
-    if found is not None:
-        views.extend(_interval_views(scope, found, refused))
-        if history is not None and history.back_off is not None:
-            drawn = utc(wall + history.back_off.refused_at - now)
-            views = [replace(v, since=drawn) if v.source == refused else v for v in views]
+        found = interval_for(scope.asked, scope.settings, scope.history, pacing, now)
+        why = found.source
+    elif scope.settings.default_source.endswith(" interval"):
+        why = f"{scope.settings.default_source} {scope.interval:g} s"
+    if "next" in held:
+        since = refused_at if why == REFUSED else None
+        yield _view(held["next"], now, wall, refused if why == REFUSED else why, since)
+    for seconds, source in () if found is None else found.parts:
+        view = ClockView(
+            name, "interval", source, seconds, decides=source == why, clamped=found.clamped
+        )
+        yield replace(view, source=refused, since=refused_at) if source == REFUSED else view
     if "in_flight" in held:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
         its = [one for one in leases if one.scope is scope or scope in one.others]
         for grant in sorted(its, key=lambda one: one.start_at)[:1]:
             began = utc(wall + grant.start_at - now)
             waits += f"; by {mask(grant.url)} since {began:%H:%M:%S}"
-        views.append(ClockView(scope.name, "in_flight", f"busy x{scope.in_flight}{waits}"))
-    if history is not None:
-        budget, used = scope.settings.budget, history.usage
-        if budget is not None and used is not None and (left := used.began + DAY - now) > 0:
-            spent = held.get("budget")
-            text = budget.sentence(used) if spent is None else spent.source
-            until = None if spent is None else utc(wall + left)  # No lease waits for it before.
-            views.append(ClockView(scope.name, "budget", text, left, until))
-        views.extend(_history_views(scope.name, history, held, now, wall))
-    return views
-
-
-def _history_views(
-    name: str, history: ScopeHistory, held: dict[str, HostHoldup], now: float, wall: float
-) -> Iterator[ClockView]:
-    failed_at = utc(wall + history.failed_at - now) if history.failures else None
+        yield _view(held["in_flight"], now, wall, f"busy x{scope.in_flight}{waits}")
+    budget, used = scope.settings.budget, past.usage
+    if "budget" in held:
+        yield _view(held["budget"], now, wall)
+    elif budget is not None and used is not None and (left := used.began + DAY - now) > 0:
+        yield ClockView(name, "budget", budget.sentence(used), left)  # No lease waits for its end.
+    failed_at = utc(wall + past.failed_at - now) if past.failures else None
     if (block := held.get("block")) is not None:
-        drawn, left = failed_at if _ANSWER.match(block.source) else None, block.until - now
-        yield ClockView(name, "block", block.source, left, utc(wall + left), since=drawn)
+        since = failed_at if _ANSWER.match(block.source) else None
+        yield _view(block, now, wall, since=since)
     if "pause" in held:
-        yield ClockView(name, "pause", held["pause"].source)
+        yield _view(held["pause"], now, wall)
     if failed_at is not None:
-        one = history.failures == 1
-        often = "blocked" if one else f"{history.failures} blocks in a row, the last"
+        one = past.failures == 1
+        often = "blocked" if one else f"{past.failures} blocks in a row, the last"
         yield ClockView(name, "back-off", f"{often} at {failed_at:%H:%M:%S}")
-    if history.probing:
+    if past.probing:
         yield ClockView(name, "probe", "one request at a time after a block, until one succeeds")
-
-
-def _interval_views(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
-    """Return one view for each part of an interval. `refused` replaces the source `REFUSED`."""
-    return [
-        ClockView(
-            scope.name,
-            "interval",
-            refused if source == REFUSED else source,
-            seconds,
-            decides=source == found.source,
-            clamped=found.clamped,
-        )
-        for seconds, source in found.parts
-    ]
 
 
 EVERYTHING = ""
