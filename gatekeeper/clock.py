@@ -267,6 +267,10 @@ class Timed(Protocol):
         """Called once the moment has come. To be called again, set the timer again."""
 
 
+_MAX_DUE = 1_000
+"""Maximum number of entries that a `SharedTimer` calls in one iteration of the loop."""
+
+
 class SharedTimer:
     """One clock timer for many entries, most of which are dropped before they are due."""
 
@@ -296,9 +300,9 @@ class SharedTimer:
 
     def _look(self) -> None:
         now = self.clock.monotonic()
-        for one in [one for one in self.running if one.ends <= now]:
-            del self.running[one]
-            one.due(now)
+        for one in [one for one in self.running if one.ends <= now][:_MAX_DUE]:
+            if self.drop(one):
+                one.due(now)
         if self.running:
             self._timer.set_no_later(min(one.ends for one in self.running))
 
