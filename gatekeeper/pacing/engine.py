@@ -152,10 +152,10 @@ class Engine:
         """Apply changed settings of the operator's rules."""
         pacing = self._memory.rules.pacing
         self.pacing: PacingConfig = pacing
-        self.learns_latency: bool = pacing.latency_factor > 0
+        # No lease is granted without waiting in a dry run, which counts each start, or with a
+        # remote ledger, which has to book each start.
+        self._never_immediate = pacing.dry_run or self.remote is not None
         self.follow_budgets()
-        self._jitter = pacing.jitter
-        self._ttl = pacing.lease_ttl
         if self._audit is not None:
             self._audit.settings_changed(pacing)
         self.unproven.adjust(pacing.max_in_flight)
@@ -164,14 +164,6 @@ class Engine:
     def follow_budgets(self) -> None:
         """Apply changed daily budgets of the operator's rules."""
         self.budgeted: bool = self._memory.rules.budgeted
-        self._update_conditions()
-
-    def _update_conditions(self) -> None:
-        # No lease is granted without waiting in a dry run, which counts each start, or with a
-        # remote ledger, which has to book each start.
-        self._never_immediate = self.pacing.dry_run or self.remote is not None
-        self._has_conditions = self._never_immediate or self.budgeted or self.frozen
-        """Conditions other than clocks and slots may block an immediate lease."""
 
     def _set_limit(self) -> None:
         self._most_leases = 0 if self.halted else self.pacing.max_in_flight
@@ -180,13 +172,11 @@ class Engine:
         """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
         whose last attempt failed, get no lease except for robots.txt."""
         self.frozen, self.unanswered = True, unanswered
-        self._update_conditions()
 
     def thaw(self) -> None:
         """Undo `freeze`."""
         self.frozen = False
         self.unanswered = frozenset()
-        self._update_conditions()
         now = self.now()
         self.queues.reposition_all(now)
         self.run(now)
@@ -219,7 +209,7 @@ class Engine:
         if seconds > scope.interval:
             self._lengthen(scope, seconds, now)
         elif known and guessed and scope.interval < LONGEST:
-            scope.interval = jittered(seconds, self._jitter, self._rng)
+            scope.interval = jittered(seconds, self.pacing.jitter, self._rng)
         return seconds
 
     def _put_in_force(self, scope: Scope, asked: RobotsInterval, now: float) -> bool:
@@ -236,7 +226,7 @@ class Engine:
         # origin of the host asks for less.
         if seconds <= DURABLE < scope.interval < LONGEST and not same:
             self._memory.longer_intervals[scope.name] = scope.interval
-        scope.interval = jittered(seconds, self._jitter, self._rng)
+        scope.interval = jittered(seconds, self.pacing.jitter, self._rng)
         return True
 
     def _lengthen(self, scope: Scope, seconds: float, now: float) -> None:
@@ -272,7 +262,9 @@ class Engine:
             or len(self.leases) >= self._most_leases
             or scope.due_at() > now
             or (scope.to_prove and self.unproven.room <= 0)
-            or (self._has_conditions and self._must_wait(scope))
+            or self._never_immediate
+            or (self.budgeted and scope.settings.budget is not None)
+            or (self.frozen and scope.name in self.unanswered)
         ):
             return None
         if scope.shared:
@@ -285,15 +277,6 @@ class Engine:
                 return None
             asked = offer
         return self.grant(scope, asked, now, url)
-
-    def _must_wait(self, scope: Scope) -> bool:
-        """Return True if a condition other than clocks and slots blocks an immediate lease: a dry
-        run, a remote ledger, a budget or a local fault."""
-        return (
-            self._never_immediate
-            or (self.budgeted and scope.settings.budget is not None)
-            or (self.frozen and scope.name in self.unanswered)
-        )
 
     def grant(
         self,
@@ -323,7 +306,7 @@ class Engine:
         if promises is not None and promises.unwritten and not (asked is None or promises.marked):
             promises.mark()
         to_prove, shared = scope.to_prove, scope.shared
-        expires = now + self._ttl
+        expires = now + self.pacing.lease_ttl
         grant = self._grant_class(self, scope, url, now, expires, scope.basis, shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
@@ -358,7 +341,7 @@ class Engine:
         grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
             other.basis = start
-            other.interval = jittered(other.settings.default, self._jitter, self._rng)
+            other.interval = jittered(other.settings.default, self.pacing.jitter, self._rng)
             other.in_flight += 1
             other.unheaded += 1
 
@@ -531,13 +514,12 @@ class Engine:
                 else:  # PASSED: it only wanted to be notified.
                     self.queues.served(queue, waiter)
                 return None
-            if self._has_conditions:
-                if self.budgeted and waiter.priority != ROBOTS:
-                    budget = scope.check_budget(now)
-                if (remote := self.remote) is not None:
-                    seconds = self.derive(scope, asked, now)
-                    if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
-                        return None
+            if self.budgeted and waiter.priority != ROBOTS:
+                budget = scope.check_budget(now)
+            if (remote := self.remote) is not None:
+                seconds = self.derive(scope, asked, now)
+                if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
+                    return None
             grant = self.grant(scope, asked, now, waiter.url, budget is not None)
         except Exception as error:  # noqa: BLE001 - any error goes to the waiter
             self.counters.refused += 1

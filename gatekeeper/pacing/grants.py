@@ -149,7 +149,7 @@ class Grant(msgspec.Struct, eq=False):
             or retry_after is not None
             or rate_limit is not None
             or scope.history is not None
-            or engine.learns_latency
+            or engine.pacing.latency_factor > 0
         )
         try:
             if teaches:

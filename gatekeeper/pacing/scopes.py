@@ -498,7 +498,7 @@ class ScopeHistory:
         return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
 
 
-_NO_HISTORY = ScopeHistory()
+_NO_HISTORY, _DEFAULTS = ScopeHistory(), PacingConfig()
 
 NO_RATE = RobotsInterval()
 UNKNOWN = RobotsInterval(None, "robots.txt is not known yet")
@@ -535,8 +535,8 @@ UNDERIVED = Interval(float("nan"))
 def interval_for(
     asked: RobotsInterval,
     settings: ScopeSettings,
-    history: ScopeHistory | None = None,
-    pacing: PacingConfig | None = None,
+    history: ScopeHistory = _NO_HISTORY,
+    pacing: PacingConfig = _DEFAULTS,
     now: float = 0.0,
 ) -> Interval:
     """Return the largest interval that site, operator and history ask for. `now`: monotonic."""
@@ -557,31 +557,11 @@ def interval_for(
         parts.append((settings.own, settings.own_source))
     if settings.floor > 0:
         parts.append((settings.floor, f"pacing.min_interval {settings.floor:g} s"))
-    if history is None or pacing is None:
-        usual = max(parts)[0]
-        return Interval(usual, tuple(parts), clamped, usual)
     if pacing.latency_factor > 0 and history.latency is not None:
         slow = pacing.latency_factor * history.latency
         slow = max(pacing.latency_floor, min(slow, pacing.latency_cap))
         parts.append((slow, f"latency {number(history.latency)} s x {pacing.latency_factor:g}"))
     usual = max(parts)[0]
-    parts.extend(_for_now(history, usual, pacing, now))
-    return Interval(max(parts)[0], tuple(parts), clamped, usual)
-
-
-def usual_interval(
-    asked: RobotsInterval, settings: ScopeSettings
-) -> tuple[RobotsInterval, Interval]:
-    """Return what robots.txt asks for, and the interval of a host without a history that follows:
-    the same two objects for the many hosts that ask for the same."""
-    return asked, interval_for(asked, settings)
-
-
-def _for_now(
-    history: ScopeHistory, usual: float, pacing: PacingConfig, now: float
-) -> list[tuple[float, str]]:
-    """Return the temporary parts of an interval: refusals, errors and RateLimit."""
-    parts: list[tuple[float, str]] = []
     if history.back_off is not None:
         slowed = history.back_off.in_force(usual, now, pacing)
         if slowed > usual:
@@ -592,7 +572,15 @@ def _for_now(
         parts.append(
             (history.rate_limit, f"RateLimit field: one in {number(history.rate_limit)} s")
         )
-    return parts
+    return Interval(max(parts)[0], tuple(parts), clamped, usual)
+
+
+def usual_interval(
+    asked: RobotsInterval, settings: ScopeSettings
+) -> tuple[RobotsInterval, Interval]:
+    """Return what robots.txt asks for, and the interval of a host without a history that follows:
+    the same two objects for the many hosts that ask for the same."""
+    return asked, interval_for(asked, settings)
 
 
 def jittered(seconds: float, share: float, rng: random.Random) -> float:

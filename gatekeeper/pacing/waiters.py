@@ -589,7 +589,7 @@ def _clock_views(
     refused_at = None if back_off is None else utc(wall + back_off.refused_at - now)
     if scope.derived is not UNDERIVED:
         # The interval that was in force at the last request may have changed since.
-        found = interval_for(scope.asked, scope.settings, scope.history, pacing, now)
+        found = interval_for(scope.asked, scope.settings, past, pacing, now)
         why = found.source
     elif scope.settings.default_source.endswith(" interval"):
         why = f"{scope.settings.default_source} {scope.interval:g} s"
