@@ -139,7 +139,7 @@ class Gatekeeper:
         )
         self._decider = self._make_decider()
         self._waits: WaitGraph[Lease] = WaitGraph(
-            self._clock, config.pacing.own_wait, self._scheduler.needs
+            self._clock, config.pacing.own_wait, self._scheduler.holdups.needs
         )
         self._pacing = self._make_pacing()
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)

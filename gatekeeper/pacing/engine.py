@@ -337,6 +337,20 @@ class Engine:
         """Grant a lease whatever the clocks say; the caller sets them."""
         return cast("Grant", self.grant(scope, None, now, url))  # Never None without `asked`.
 
+    def reopen(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+        """Reopen a lease that an earlier process granted. The clocks stay as they are."""
+        if seconds <= 0:
+            basis = scope.basis
+            return Grant(self, scope, url, now, now, basis, (), head_reported=True, open=False)
+        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
+        grant = self.grant_at_any_time(scope, now, url)
+        grant.renew(seconds)
+        for one, basis, interval in clocks:
+            one.basis, one.interval = basis, interval
+        if self.remote is not None:
+            grant.hold = self.remote.adopt(tuple(one.name for one, _, _ in clocks))
+        return grant
+
     def _start_shared(self, grant: Grant, start: float) -> None:
         grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
@@ -515,7 +529,9 @@ class Engine:
                     self.queues.served(queue, waiter)
                 return None
             if self.budgeted and waiter.priority != ROBOTS:
-                budget = scope.check_budget(now)
+                if (spent := scope.budget_spent(now)) is not None:
+                    raise spent
+                budget = scope.settings.budget
             if (remote := self.remote) is not None:
                 seconds = self.derive(scope, asked, now)
                 if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):

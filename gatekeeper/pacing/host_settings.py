@@ -100,11 +100,9 @@ class Usage(msgspec.Struct, eq=False):
         self.pages += pages
         self.bytes += size
 
-    def check(self, host: str, budget: DailyBudget, now: float) -> None:
-        """Raise BudgetSpent if no further page is allowed before the end of the day."""
-        left = self.began + DAY - now
-        if left > 0 and budget.spent(self.pages, self.bytes):
-            raise BudgetSpent(host, budget, self, left)
+    def allows_after(self, budget: DailyBudget, now: float) -> float:
+        """Return the seconds until the budget allows a further page."""
+        return max(0.0, self.began + DAY - now) if budget.spent(self.pages, self.bytes) else 0.0
 
 
 class ScopeSettings(msgspec.Struct, frozen=True, eq=False):

@@ -42,7 +42,7 @@ class Promises:
     """Stores clocks and blocks in a `Storage`."""
 
     def __init__(self, storage: Storage, clock: Clock, memory: ScopeMemory) -> None:
-        self._storage = storage
+        self.storage: Storage = storage
         self._clock = clock
         self._memory = memory
         self._offset = clock.wall() - clock.monotonic()
@@ -63,11 +63,11 @@ class Promises:
         Returns how many hosts were left in the storage because there is no room for them; not 0
         if it can't be read yet.
         """
-        self._storage.watch(self._check_exhausted)
+        self.storage.watch(self._check_exhausted)
         try:
-            records = await self._storage.load_clocks()
+            records = await self.storage.load_clocks()
         except StorageError:
-            if self.failing is None:
+            if self.storage.failing is None:
                 raise
             # Continue: each host is looked up there before its first lease.
             records, self._unread = [], True
@@ -101,7 +101,7 @@ class Promises:
         record = ClockRecord(
             scope=RUNNING, next_at=0.0, paused=True, made_at=wall, boot_id=boot, boot_at=at
         )
-        self._write(self._storage.promise, record)
+        self._write(self.storage.promise, record)
 
     @property
     def marked(self) -> bool:
@@ -109,21 +109,11 @@ class Promises:
         can be stored."""
         return RUNNING not in self.unwritten
 
-    @property
-    def failing(self) -> str | None:
-        """Why records can't be made durable now; None if they can, or need not be."""
-        return self._storage.failing
-
-    @property
-    def exhausted(self) -> bool:
-        """True if kill -9 would lose the effects of further responses."""
-        return self._storage.exhausted
-
     def is_unwritten(self, scope: Scope) -> bool:
         """Return True if a record of the scope is still unwritten, as far as is known here."""
         if not self.unwritten:
             return False
-        if self.marked and self.failing is None:
+        if self.marked and self.storage.failing is None:
             self.unwritten.clear()  # The storage has written all of them by now.
             self._unread = False
         return scope.name in self.unwritten
@@ -250,7 +240,7 @@ class Promises:
         """Make the scope's record durable before returning. Raises StorageError if that fails: then
         the caller must not act as if it were stored."""
         self.check_wall(now)
-        self._write(self._storage.promise, self.record(scope, now))
+        self._write(self.storage.promise, self.record(scope, now))
 
     def remember(self, scope: Scope, now: float) -> None:
         """Make durable what is in force already because of a response, and can't be undone. If it
@@ -260,12 +250,12 @@ class Promises:
 
     def _write_or_owe(self, record: ClockRecord) -> None:
         with contextlib.suppress(StorageError):
-            self._write(self._storage.owe, record)
+            self._write(self.storage.owe, record)
         self._check_exhausted()
 
     def _check_exhausted(self) -> None:
         """Stop all leases while nothing can be written, as a block that they cause could not be."""
-        if self.exhausted:
+        if self.storage.exhausted:
             self.unwritten.add(RUNNING)
 
     def _write(self, write: Callable[[ClockRecord], None], record: ClockRecord) -> None:
@@ -282,7 +272,7 @@ class Promises:
     def keep(self, scope: Scope, now: float) -> None:
         """Store the scope's record with the storage's next batch."""
         self.check_wall(now)
-        self._storage.put_clock(self.record(scope, now))
+        self.storage.put_clock(self.record(scope, now))
 
     def check_wall(self, now: float) -> None:
         """If the wall clock jumped, log it and write all records again that still matter: after a
@@ -312,13 +302,13 @@ class Promises:
             if recent or scope.unheaded or self._matters(scope, now):
                 self.keep(scope, now)
         if self._memory.floor_until <= now:
-            self._storage.forget_clock(RUNNING)
+            self.storage.forget_clock(RUNNING)
         # Otherwise the last second of a crashed run is not over yet: its requests are still
         # unknown, and the next run has to wait for it as well.
         try:
-            await self._storage.flush()
+            await self.storage.flush()
         except StorageError:
-            if not self._unread or self.failing is None:
+            if not self._unread or self.storage.failing is None:
                 raise  # Otherwise the storage was never open, and nothing was promised.
 
 
@@ -389,7 +379,6 @@ class ScopeMemory:
         self.changes: list[Scope] | None = None
         """Scopes added or removed since the reader emptied it; None: there is no reader."""
         self._clock = clock
-        self._storage = storage
         self._open = False
         self._left_in_storage = 0
         """Clocks of earlier processes for which there was no room at the start."""
@@ -467,15 +456,15 @@ class ScopeMemory:
     def find(self, name: str) -> Scope | None:
         """Return the scope of this name from memory or storage, or None."""
         scope = self.scopes.get(name)
-        if scope is None and self._open and self.may_be_stored:
+        if scope is None and self._is_any_stored:
             self.make_room()
             scope = self._restore_nowait(name)
         return scope
 
     @property
-    def may_be_stored(self) -> bool:
+    def _is_any_stored(self) -> bool:
         """True if some scopes are only in the storage."""
-        return self._storage is not None and (self.spilled > 0 or self._left_in_storage > 0)
+        return self._open and self.spilled + self._left_in_storage > 0
 
     def find_or_block(self, name: str, *, blocked: bool) -> Scope | None:
         """Return what `find` returns; if that is None, a new scope for a block, if there is room:
@@ -533,9 +522,9 @@ class ScopeMemory:
         """Restore a scope from the storage without awaiting. Return None if it is not only there.
         Raises StorageError.
         """
-        if not self._open or self._storage is None or self.promises is None:
+        if self.promises is None or not self._is_any_stored:
             return None
-        record = self._storage.load_clock_nowait(name) if self.may_be_stored else None
+        record = self.promises.storage.load_clock_nowait(name)
         return None if record is None else self.promises.restore(record, self._clock.monotonic())
 
     # --- room ---------------------------------------------------------------------------

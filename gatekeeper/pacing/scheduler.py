@@ -47,11 +47,8 @@ from gatekeeper.pacing.waiters import (
     DueWatch,
     HostHoldup,
     HostHoldups,
-    Need,
     Refetch,
     TaskWaiter,
-    needs,
-    reopen,
     robots_interval,
 )
 from gatekeeper.robots.timing import RobotsInterval
@@ -402,7 +399,7 @@ class Scheduler:
         """
         scope = self._memory.admitted(host, scopes)
         self._check_open()
-        return reopen(self._engine, scope, url, self._clock.monotonic(), seconds)
+        return self._engine.reopen(scope, url, self._clock.monotonic(), seconds)
 
     def when_due(
         self,
@@ -726,10 +723,6 @@ class Scheduler:
             return await self._remote.look(self._memory.names(host, self._memory.find(host)))
         except LedgerLost:
             return []
-
-    def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
-        """Return the scopes of which a lease of the host takes a slot; see `waiting.needs`."""
-        return needs(self._memory, host, near)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Return until when (wall seconds) and why a host is blocked; None if it is not."""

@@ -20,7 +20,7 @@ import msgspec
 
 from gatekeeper.clock import number, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.host_settings import DAY, DailyBudget, ScopeSettings, Usage
+from gatekeeper.pacing.host_settings import DAY, BudgetSpent, ScopeSettings, Usage
 from gatekeeper.robots.timing import RobotsInterval
 
 INF = float("inf")
@@ -661,12 +661,12 @@ class Scope:
             self.history = ScopeHistory()
         return self.history
 
-    def check_budget(self, now: float) -> DailyBudget | None:
-        """Return the budget that a page would count against. Raises BudgetSpent if it is spent."""
-        budget, past = self.settings.budget, self.history
-        if budget is not None and past is not None and past.usage is not None:
-            past.usage.check(self.name, budget, now)
-        return budget
+    def budget_spent(self, now: float) -> BudgetSpent | None:
+        """Return the error for a page that the budget does not allow now; None if it does."""
+        budget, used = self.settings.budget, self.past.usage
+        if budget is None or used is None or not (left := used.allows_after(budget, now)):
+            return None
+        return BudgetSpent(self.name, budget, used, left)
 
     def count_usage(self, start: float, pages: int = 0, size: int = 0) -> None:
         """Add pages and bytes to the day's usage. See `Usage.count`."""

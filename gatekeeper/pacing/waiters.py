@@ -13,7 +13,7 @@ import logging
 import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -197,20 +197,6 @@ class Entrance:
             self._loop.call_soon(self._next_iteration)
 
 
-def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
-    """Reopen a lease that an earlier process granted. The clocks stay as they are."""
-    if seconds <= 0:
-        return Grant(engine, scope, url, now, now, scope.basis, (), head_reported=True, open=False)
-    clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-    grant = engine.grant_at_any_time(scope, now, url)
-    grant.renew(seconds)
-    for one, basis, interval in clocks:
-        one.basis, one.interval = basis, interval
-    if engine.remote is not None:
-        grant.hold = engine.remote.adopt(tuple(one.name for one, _, _ in clocks))
-    return grant
-
-
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 """How the reason of a block starts if a response of the host caused the block."""
 
@@ -271,6 +257,7 @@ class HostHoldup(msgspec.Struct, gc=False):
     """It concerns one origin of the host, and another origin of it may be asked."""
 
 
+_end = attrgetter("until")
 _OF_GATE = frozenset({"file", "visit-time", "storage", "fleet"})
 """Kinds of hold-ups that belong to no clock of the host."""
 HostState = Literal["free", "waiting", "busy", "deferred", "blocked", "paused"]
@@ -309,10 +296,9 @@ def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
 def _spent_budget(
     name: str, budget: DailyBudget | None, used: Usage | None, now: float
 ) -> Iterator[HostHoldup]:
-    day_ends = -INF if used is None else used.began + DAY
-    if budget and used and now < day_ends and budget.spent(used.pages, used.bytes):
+    if budget and used and (left := used.allows_after(budget, now)):
         source = f"{budget.sentence(used)}; no more until then"
-        yield HostHoldup("budget", name, day_ends, source)
+        yield HostHoldup("budget", name, now + left, source)
 
 
 def state_by(found: Iterable[HostHoldup]) -> HostState:
@@ -322,6 +308,20 @@ def state_by(found: Iterable[HostHoldup]) -> HostState:
         if not one.partly:
             rank = max(rank, _RANKS.get(one.kind, _DEFERRED))
     return STATES[rank]
+
+
+EVERYTHING = ""
+"""The name under which all leases count together (pacing.max_in_flight)."""
+
+
+class Need(NamedTuple):
+    """A scope of which a lease takes a slot."""
+
+    scope: str
+    slots: int
+    """Number of slots of the scope."""
+    paced: bool
+    """An interval is in force: a lease whose head is awaited excludes all others."""
 
 
 class HostStatus(NamedTuple):
@@ -365,7 +365,7 @@ class HostHoldups:
         if (
             not files
             and self._remote is None
-            and (promises is None or promises.failing is None)
+            and (promises is None or promises.storage.failing is None)
             and (self._audit is None or self._audit.failing is None)
         ):
             return clocks  # the common case, for each of very many hosts
@@ -473,12 +473,7 @@ class HostHoldups:
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why the host gets no lease for a page today, as far as this process knows."""
         scope = self._memory.find(host) if self._engine.budgeted else None
-        try:
-            if scope is not None:
-                scope.check_budget(self._clock.monotonic())
-        except BudgetSpent as spent:
-            return spent
-        return None
+        return None if scope is None else scope.budget_spent(self._clock.monotonic())
 
     @property
     def unavailable(self) -> str:
@@ -501,8 +496,8 @@ class HostHoldups:
         if self._audit is not None and (why := self._audit.failing) is not None:
             raise StorageError(f"{host} can't be asked: {why}")
         promises = self._memory.promises
-        if promises is not None and promises.exhausted:
-            raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
+        if promises is not None and promises.storage.exhausted:
+            raise StorageError(f"the clock of {host} could not be kept: {promises.storage.failing}")
 
     def unkept(self, host: str) -> str | None:
         """Return why no lease of the host can be granted because its clock could not be stored;
@@ -512,7 +507,7 @@ class HostHoldups:
         if self._audit is not None and (why := self._audit.failing) is not None:
             return why
         promises = self._memory.promises
-        if promises is None or (why := promises.failing) is None:
+        if promises is None or (why := promises.storage.failing) is None:
             return None
         if not promises.marked:
             return why
@@ -540,6 +535,27 @@ class HostHoldups:
                 used = Usage(now - clock.day, clock.pages, clock.bytes)
                 yield from _spent_budget(name, self._memory.rules.for_host(name).budget, used, now)
 
+    def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
+        """Return the scopes of which a lease of the host takes a slot.
+
+        `near` names further scopes that the host shares: its addresses, before its first lease.
+        The list is empty in a dry run, in which nothing waits.
+        """
+        memory, pacing = self._memory, self._memory.rules.pacing
+        if pacing.dry_run:
+            return []
+        scope = memory.scopes.get(host)
+        known: tuple[Scope, ...]
+        if scope is None:
+            known, near = (), (*memory.rules.shared_names(host), *near)
+        else:
+            known = (scope, *scope.shared)
+        names = {one.name for one in known}
+        beside = (memory.scopes[n] for n in near if n in memory.scopes and n not in names)
+        found = [Need(one.name, one.slots(), one.interval > 0) for one in (*known, *beside)]
+        found.append(Need(EVERYTHING, pacing.max_in_flight, False))
+        return found
+
     def count(self) -> Counter[str]:
         """Count the scopes that are paused, blocked or deferred, and of the others those that are
         "waiting" (they have waiters) or "idle". It reads every scope and changes nothing, so it may
@@ -562,10 +578,6 @@ def _rank(holdup: HostHoldup) -> tuple[int, float]:
     return _RANKS.get(holdup.kind, _DEFERRED), holdup.until
 
 
-def _end(holdup: HostHoldup) -> float:
-    return holdup.until
-
-
 def _view(
     one: HostHoldup, now: float, wall: float, source: str = "", since: UtcTime | None = None
 ) -> ClockView:
@@ -584,7 +596,7 @@ def _clock_views(
 ) -> Iterator[ClockView]:
     """Yield the clocks of one scope. `held`: its hold-ups by kind."""
     now, wall, name, past = clock.monotonic(), clock.wall(), scope.name, scope.past
-    found, why, back_off = None, _EARLIER, past.back_off
+    found, why, back_off = UNDERIVED, _EARLIER, past.back_off
     refused = past.describe_back_off(now, wall, pacing) or REFUSED
     refused_at = None if back_off is None else utc(wall + back_off.refused_at - now)
     if scope.derived is not UNDERIVED:
@@ -596,7 +608,7 @@ def _clock_views(
     if "next" in held:
         since = refused_at if why == REFUSED else None
         yield _view(held["next"], now, wall, refused if why == REFUSED else why, since)
-    for seconds, source in () if found is None else found.parts:
+    for seconds, source in found.parts:
         view = ClockView(
             name, "interval", source, seconds, decides=source == why, clamped=found.clamped
         )
@@ -625,42 +637,6 @@ def _clock_views(
         yield ClockView(name, "back-off", f"{often} at {failed_at:%H:%M:%S}")
     if past.probing:
         yield ClockView(name, "probe", "one request at a time after a block, until one succeeds")
-
-
-EVERYTHING = ""
-"""The name under which all leases count together (pacing.max_in_flight)."""
-
-
-class Need(NamedTuple):
-    """A scope of which a lease takes a slot."""
-
-    scope: str
-    slots: int
-    """Number of slots of the scope."""
-    paced: bool
-    """An interval is in force: a lease whose head is awaited excludes all others."""
-
-
-def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need]:
-    """Return the scopes of which a lease of the host takes a slot.
-
-    `near` names further scopes that the host shares: its addresses, before its first lease.
-    The list is empty in a dry run, in which nothing waits.
-    """
-    pacing = memory.rules.pacing
-    if pacing.dry_run:
-        return []
-    scope = memory.scopes.get(host)
-    known: tuple[Scope, ...]
-    if scope is None:
-        known, near = (), (*memory.rules.shared_names(host), *near)
-    else:
-        known = (scope, *scope.shared)
-    names = {one.name for one in known}
-    beside = (memory.scopes[name] for name in near if name in memory.scopes and name not in names)
-    found = [Need(one.name, one.slots(), one.interval > 0) for one in (*known, *beside)]
-    found.append(Need(EVERYTHING, pacing.max_in_flight, False))
-    return found
 
 
 def robots_interval(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
