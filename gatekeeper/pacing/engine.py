@@ -31,7 +31,7 @@ from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.grants import Grant, PacingAudit
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import LedgerCalls, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
@@ -76,7 +76,7 @@ class Engine:
 
     `timer` is set for the moment at which something falls due. Without a timer the caller has to
     call `run` and `expire`. `remote` is the ledger outside this process. `on_idle` is called when
-    the last lease ends after `halt`. `audit` is the audit record, if there is one.
+    the last lease ends after `halt`.
     """
 
     def __init__(
@@ -88,7 +88,6 @@ class Engine:
         *,
         remote: LedgerCalls | None = None,
         on_idle: Callable[[], object] = lambda: None,
-        audit: PacingAudit | None = None,
     ) -> None:
         self.clock = clock
         self.now: Callable[[], float] = clock.monotonic
@@ -121,8 +120,8 @@ class Engine:
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
-        self._audit = audit
-        self._grant_class = Grant if audit is None else audit.grants
+        self._audit = memory.audit
+        self._grant_class = Grant if memory.audit is None else memory.audit.grants
         self._running = False
         self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
@@ -170,7 +169,8 @@ class Engine:
 
     def freeze(self, unanswered: Set[str]) -> None:
         """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
-        whose last attempt failed, get no lease except for robots.txt."""
+        whose last attempt failed, get no lease except for robots.txt, whose fetch shows when the
+        fault is over. The set may grow meanwhile."""
         self.frozen, self.unanswered = True, unanswered
 
     def thaw(self) -> None:
@@ -200,7 +200,7 @@ class Engine:
         request's clock was started with a guess, and now runs by what the file asks for, whether
         that is longer or shorter.
         """
-        known, guessed = asked is not UNKNOWN, scope.asked is UNKNOWN
+        known, guessed, before = asked is not UNKNOWN, scope.asked is UNKNOWN, scope.interval
         seconds = self.derive(scope, asked, now)
         taught = None if scope.history is None else scope.history.back_off
         if known and taught is not None and taught.guessed:
@@ -210,6 +210,8 @@ class Engine:
             self._lengthen(scope, seconds, now)
         elif known and guessed and scope.interval < LONGEST:
             scope.interval = jittered(seconds, self.pacing.jitter, self._rng)
+        if scope.interval < before:
+            self.changed(scope, now)
         return seconds
 
     def _put_in_force(self, scope: Scope, asked: RobotsInterval, now: float) -> bool:
@@ -267,10 +269,9 @@ class Engine:
             or (self.frozen and scope.name in self.unanswered)
         ):
             return None
-        if scope.shared:
-            for other in scope.shared:
-                if other.queue is not None or other.due_at() > now:
-                    return None
+        for other in scope.shared:
+            if other.queue is not None or other.due_at() > now:
+                return None
         if asked is None:
             offer = None if admit is None else admit()
             if offer is not scope.asked and not isinstance(offer, RobotsInterval):
@@ -361,12 +362,9 @@ class Engine:
 
     def make_durable(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
         """Make those clocks of a lease durable that have to be, by calling `keep`."""
-        must_keep, scope = self._memory.must_keep, grant.scope
-        if must_keep(scope):
-            keep(scope, now)
-        for other in grant.others:
-            if must_keep(other):
-                keep(other, now)
+        for scope in (grant.scope, *grant.others):
+            if self._memory.must_keep(scope):
+                keep(scope, now)
 
     # --- serving the waiters ------------------------------------------------------------
 
@@ -405,9 +403,8 @@ class Engine:
         """Reconsider the waiters for the scopes of a lease, and grant what is due."""
         queues = self.queues
         queues.reposition(grant.scope, now)
-        if grant.others:
-            for other in grant.others:
-                queues.reposition(other, now)
+        for other in grant.others:
+            queues.reposition(other, now)
         if queues.ready or self.overdue:
             self.run(now)
 

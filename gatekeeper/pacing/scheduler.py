@@ -108,39 +108,31 @@ class Scheduler:
         on_rules: Callable[[Sequence[str]], object] = lambda _ended: None,
     ) -> None:
         """`files(host)` returns which robots.txt files keep the host from being asked. It may be
-        called in another thread, and must not change anything. `audit`: see `Engine`.
+        called in another thread, and must not change anything. `audit`: see `PacingAudit`.
         `on_rules(ended)` is called when rules have changed, before a lease is granted by them, with
         the matches of those that ended, or with none if the operator changed them."""
         self._audit = audit
         self._clock = clock
-        self._pacing = config.pacing
         self.host_rules: Rules = Rules(config, clock.wall)
         """The operator's rules in force about hosts, including those added at run time."""
         self._rules_timer = SingleTimer(clock, self._end_rules)
         self._on_rules = on_rules
         self._memory = ScopeMemory(self.host_rules, clock, storage, audit)
-        self._remote: LedgerCalls | None = None
-        if ledger is not None:
-            self._remote = LedgerCalls(ledger, clock, self._callbacks())
+        calls = None if ledger is None else LedgerCalls(ledger, clock, self._callbacks())
+        self._remote = calls
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
-            clock,
-            self._memory,
-            rng,
-            self._timer,
-            remote=self._remote,
-            on_idle=self._drained.set,
-            audit=audit,
+            clock, self._memory, rng, self._timer, remote=calls, on_idle=self._drained.set
         )
         self._queues = self._engine.queues
         self.acquire_nowait: Callable[..., Grant | None] = self._engine.acquire_nowait
         """`acquire_nowait(url, host, asked)` grants a lease without waiting, or returns None; see
         `Engine.acquire_nowait`."""
+        self.freeze: Callable[[Set[str]], None] = self._engine.freeze
+        self.thaw: Callable[[], None] = self._engine.thaw
         self._loop: asyncio.AbstractEventLoop
-        self.holdups: HostHoldups = HostHoldups(
-            self._memory, self._engine, clock, self._remote, files, audit
-        )
+        self.holdups: HostHoldups = HostHoldups(self._memory, self._engine, files)
         """What keeps each host from being asked."""
         self.why: Callable[..., tuple[ClockView, ...]] = self.holdups.why
         self.held: Callable[[str], tuple[float, str] | None] = self.holdups.held
@@ -265,7 +257,7 @@ class Scheduler:
         """Apply another process's report about a scope that was refused or blocked."""
         if (scope := self._memory.find_or_block(report.scope, blocked=report.seconds > 0)) is None:
             return
-        _apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
+        _apply_report(scope, report, now := self._clock.monotonic(), self._engine.pacing)
         self._queues.blocked(scope, now)
         if self._audit is not None and (report.seconds > 0 or not report.interval):
             self._audit.blocked(scope, "fleet")
@@ -345,7 +337,7 @@ class Scheduler:
         grant = engine.acquire_nowait(url, host, None, now, admit, scope)
         if grant is not None:
             return grant  # The usual case: no other waiters, and the host is due.
-        if self._pacing.dry_run:
+        if self._engine.pacing.dry_run:
             return await self._dry_run(scope, url, admit, refetch)
         waiter = TaskWaiter(scope, url, priority, admit)
         end = INF if timeout is None else now + timeout
@@ -440,7 +432,7 @@ class Scheduler:
         self._check_open()
         self.holdups.refuse_lost(waiter.scope.name)
         queues = self._queues
-        if queues.waiting >= self._pacing.max_waiters:
+        if queues.waiting >= self._engine.pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
                 f"{waiter.url}: {queues.waiting} requests already wait (pacing.max_waiters)",
@@ -621,7 +613,6 @@ class Scheduler:
 
         Settings that determine which scopes exist, and `lease_ttl`, must not change.
         """
-        self._pacing = pacing
         self.host_rules.adjust(pacing)
         self._engine.adjust()
         for scope in self._memory.scopes.values():
@@ -665,17 +656,6 @@ class Scheduler:
 
     # --- findings of other parts --------------------------------------------------------
 
-    def freeze(self, unanswered: Set[str]) -> None:
-        """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
-        whose last attempt failed, get no lease except for robots.txt, whose fetch shows when the
-        fault is over. The set may grow meanwhile.
-        """
-        self._engine.freeze(unanswered)
-
-    def thaw(self) -> None:
-        """Undo `freeze`."""
-        self._engine.thaw()
-
     def forgive(self, host: str, url: str) -> None:
         """Undo the effect of one request without a response, since the fault was local."""
         scope = self._memory.find(host)
@@ -701,11 +681,8 @@ class Scheduler:
         if scope is None:
             return 0.0
         now = self._clock.monotonic()
-        before = scope.interval
         seconds = self._engine.robots_read(scope, asked(), now)
-        if scope.interval < before:
-            self._engine.changed(scope, now)
-        return seconds * (1.0 + self._pacing.jitter)
+        return seconds * (1.0 + self._engine.pacing.jitter)
 
     # --- questions ----------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
-from gatekeeper.pacing.grants import Grant, PacingAudit
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import (
     DAY,
     BudgetSpent,
@@ -32,7 +32,7 @@ from gatekeeper.pacing.host_settings import (
     described,
     end_of,
 )
-from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.scopes import (
@@ -87,8 +87,7 @@ class TaskWaiter(Waiter):
     def deliver(self, grant: Grant) -> None:
         """Store the grant and wake the task. If that was cancelled already, it passes it on."""
         self.grant = grant
-        if (future := self.future) is not None and not future.done():
-            future.set_result(None)
+        self._wake()
 
     def refuse(self, error: Exception) -> None:
         """Store the error and wake the task."""
@@ -341,20 +340,14 @@ class HostHoldups:
     the pages and the metrics are made from."""
 
     def __init__(
-        self,
-        memory: ScopeMemory,
-        engine: Engine,
-        clock: Clock,
-        remote: LedgerCalls | None,
-        files: Callable[[str], Sequence[HostHoldup]],
-        audit: PacingAudit | None = None,
+        self, memory: ScopeMemory, engine: Engine, files: Callable[[str], Sequence[HostHoldup]]
     ) -> None:
-        """`files` and `audit`: see `Scheduler`."""
-        self._audit = audit
+        """`files`: see `Scheduler`."""
+        self._audit = memory.audit
         self._memory = memory
         self._engine = engine
-        self._clock = clock
-        self._remote = remote
+        self._clock = engine.clock
+        self._remote = engine.remote
         self._files = files
 
     def of(self, host: str, scope: Scope | None, now: float) -> list[HostHoldup]:
