@@ -223,8 +223,6 @@ class HostRules:
         """Rules set at run time, by their match. Each one ends before those in front of it."""
         self._rules: dict[str, HostRule] = {}
         """The rules in force, by their match."""
-        self._ending: dict[str, HostRule] = {}
-        """Those of them that end."""
         self._has_domains = False
         """True if any rule matches a domain."""
         self._ended: list[HostRule] = []
@@ -258,7 +256,7 @@ class HostRules:
         nothing has changed."""
         new = HostRules(rules, self._wall, self._groups)
         self._configured, self._ended = new._configured, self._ended + new._ended
-        self._rules, self._ending, self._has_domains = new._rules, new._ending, new._has_domains
+        self._rules, self._has_domains = new._rules, new._has_domains
         for match in list(self._set):
             self._choose(match)
 
@@ -279,11 +277,8 @@ class HostRules:
         if not self._set[match]:
             del self._set[match]
         self._rules.pop(match, None)
-        self._ending.pop(match, None)
         if left := [rule for rule in known if rule not in over]:
-            self._rules[match] = rule = left[-1]
-            if rule.until is not None:
-                self._ending[match] = rule
+            self._rules[match] = left[-1]
             self._has_domains = self._has_domains or match.startswith("*.")
 
     def _is_over(self, rule: HostRule) -> bool:
@@ -291,7 +286,7 @@ class HostRules:
 
     def end_due(self) -> list[str]:
         """End the rules in force whose time has come, and return their matches."""
-        due = [match for match, rule in self._ending.items() if self._is_over(rule)]
+        due = [match for match, rule in self._rules.items() if self._is_over(rule)]
         for match in due:
             self._choose(match)
         return due
@@ -304,7 +299,7 @@ class HostRules:
 
     def next_end(self) -> float:
         """Return when the next rule in force ends, in wall seconds; inf: none does."""
-        return min(map(end_of, self._ending.values()), default=math.inf)
+        return min(map(end_of, self._rules.values()), default=math.inf)
 
     def entries(self) -> list[HostRule]:
         """Return all rules in force, in no particular order."""

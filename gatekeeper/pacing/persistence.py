@@ -22,8 +22,8 @@ from gatekeeper.clock import Clock, Stamp, boot_of, stamp
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.grants import PacingAudit
 from gatekeeper.pacing.host_settings import DAY, SHARED_PREFIXES, Rules, Usage
-from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
+from gatekeeper.pacing.ledger import Report, ScopeClock
+from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, ROUNDING, BackOff, Scope, ScopeHistory
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
 
@@ -200,6 +200,7 @@ class Promises:
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
         """Return the record to store for the scope."""
+        self.check_wall(now)
         wall = self._clock.wall()
         shift = wall - now
         interval = self._memory.longest_of(scope)
@@ -239,13 +240,11 @@ class Promises:
     def promise(self, scope: Scope, now: float) -> None:
         """Make the scope's record durable before returning. Raises StorageError if that fails: then
         the caller must not act as if it were stored."""
-        self.check_wall(now)
         self._write(self.storage.promise, self.record(scope, now))
 
     def remember(self, scope: Scope, now: float) -> None:
         """Make durable what is in force already because of a response, and can't be undone. If it
         can't be written now it will be as soon as possible; until then the scope gets no lease."""
-        self.check_wall(now)
         self._write_or_owe(self.record(scope, now))
 
     def _write_or_owe(self, record: ClockRecord) -> None:
@@ -271,7 +270,6 @@ class Promises:
 
     def keep(self, scope: Scope, now: float) -> None:
         """Store the scope's record with the storage's next batch."""
-        self.check_wall(now)
         self.storage.put_clock(self.record(scope, now))
 
     def check_wall(self, now: float) -> None:
@@ -424,6 +422,33 @@ class ScopeMemory:
             self.promises.remember(scope, now)
         return scope if blocked else None
 
+    def apply_report(self, report: Report, now: float) -> Scope | None:
+        """Apply another process's report about a scope as if the response had come to this one.
+        Return the scope; None if there is none. A block gets a scope if there is room: the member
+        that was refused may be gone when the ledger loses its data."""
+        name, seconds = report.scope, report.seconds
+        scope = self.find(name)
+        if scope is None and seconds > 0 and self.make_room():
+            scope = self.create(name, shared=name.startswith(SHARED_PREFIXES))
+        if scope is None:
+            return None
+        if seconds > 0:
+            history = scope.ensure_history()
+            history.block(now + seconds, report.reason)
+            history.probing = True
+            known = 0.0 if history.back_off is None else history.back_off.slowed
+            if report.interval > known * ROUNDING:
+                taught = history.back_off = BackOff()
+                wait, until = report.interval_for, history.blocked_until
+                taught.restore(report.interval / 2.0, 0, now, wait, until, self.rules.pacing)
+        elif report.interval > 0:
+            scope.interval = max(scope.interval, report.interval)
+        elif scope.history is not None:
+            scope.history.unblock()
+        if self.promises is not None:
+            self.promises.remember(scope, now)
+        return scope
+
     def names(self, host: str, scope: Scope | None) -> tuple[str, ...]:
         """Return the names of the host's scope, which may not exist yet, and of those it shares."""
         if scope is None:
@@ -465,14 +490,6 @@ class ScopeMemory:
     def _is_any_stored(self) -> bool:
         """True if some scopes are only in the storage."""
         return self._open and self.spilled + self._left_in_storage > 0
-
-    def find_or_block(self, name: str, *, blocked: bool) -> Scope | None:
-        """Return what `find` returns; if that is None, a new scope for a block, if there is room:
-        the member that was refused may be gone when the ledger loses its data."""
-        scope = self.find(name)
-        if scope is None and blocked and self.make_room():
-            scope = self.create(name, shared=name.startswith(SHARED_PREFIXES))
-        return scope
 
     def count_from(self, name: str, moment: float) -> None:
         """Note that a ledger counts the scope's clock from this moment, or a later one."""

@@ -39,7 +39,7 @@ from gatekeeper.pacing.ledger import (
 )
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, Counters, ScopeQueue, Waiter
-from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
+from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope
 from gatekeeper.pacing.waiters import (
     MAX_PER_ITERATION,
     Admit,
@@ -49,7 +49,6 @@ from gatekeeper.pacing.waiters import (
     HostHoldups,
     Refetch,
     TaskWaiter,
-    robots_interval,
 )
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK
@@ -255,14 +254,12 @@ class Scheduler:
 
     def _report_heard(self, report: Report) -> None:
         """Apply another process's report about a scope that was refused or blocked."""
-        if (scope := self._memory.find_or_block(report.scope, blocked=report.seconds > 0)) is None:
+        now = self._clock.monotonic()
+        if (scope := self._memory.apply_report(report, now)) is None:
             return
-        _apply_report(scope, report, now := self._clock.monotonic(), self._engine.pacing)
         self._queues.blocked(scope, now)
         if self._audit is not None and (report.seconds > 0 or not report.interval):
             self._audit.blocked(scope, "fleet")
-        if self._memory.promises is not None:
-            self._memory.promises.remember(scope, now)
         self._queues.reposition(scope, now)
         self._ask_again(now)
 
@@ -375,7 +372,7 @@ class Scheduler:
         """
         scope = self._memory.admitted(host, scopes)
         self._engine.counters.robots += 1
-        admit = partial(robots_interval, scope, asked)
+        admit = partial(scope.robots_interval, asked)
         grant = await self.acquire(url, host, priority=ROBOTS, admit=admit)
         self._engine.release_unproven(grant, grant.start_at)  # Retrievals have limits of their own.
         return grant
@@ -724,23 +721,3 @@ class Scheduler:
         if self._memory.changes is None:
             self._memory.changes = []
         return self._memory.scopes, self._memory.changes
-
-
-def _apply_report(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
-    """Apply another process's report about a scope as if the response had come to this one."""
-    if not (report.seconds or report.interval):
-        if scope.history is not None:
-            scope.history.unblock()
-        return
-    history = scope.ensure_history()
-    if report.seconds > 0:
-        history.block(now + report.seconds, report.reason)
-        history.probing = True
-    known = 0.0 if history.back_off is None else history.back_off.slowed
-    if report.seconds > 0 and report.interval > known * ROUNDING:
-        history.back_off = BackOff()
-        history.back_off.restore(
-            report.interval / 2.0, 0, now, report.interval_for, history.blocked_until, pacing
-        )
-    elif report.seconds <= 0 and report.interval > 0:
-        scope.interval = max(scope.interval, report.interval)

@@ -503,6 +503,8 @@ _NO_HISTORY, _DEFAULTS = ScopeHistory(), PacingConfig()
 NO_RATE = RobotsInterval()
 UNKNOWN = RobotsInterval(None, "robots.txt is not known yet")
 """The host's robots.txt was not fetched yet, so its interval is a guess: the default."""
+EARLIER = "the clock of an earlier run"
+"""Source of an interval that only a stored clock tells."""
 REFUSED = "after a refusal"
 """Source of the part that comes from a `BackOff`. `why` shows its full sentence instead."""
 
@@ -641,6 +643,17 @@ class Scope:
     def clock_at(self, interval: float = 0.0) -> float:
         """Return when its interval is over, or `interval` seconds after the basis if later."""
         return self.basis + (max(interval, self.interval))
+
+    def robots_interval(self, asked: RobotsInterval | None) -> RobotsInterval:
+        """Return the interval for fetching a robots.txt. If its text is not known, use the interval
+        of an earlier run's clock: that run was killed after it read the text, but before it stored
+        it."""
+        if asked is None or asked is NO_RATE or asked is UNKNOWN:
+            if self.asked.source == EARLIER:
+                return self.asked
+            if self.derived is UNDERIVED and DURABLE < self.interval < LONGEST:
+                return RobotsInterval(self.interval, EARLIER)
+        return self.asked if asked is None else asked
 
     def not_before(self, moment: float) -> None:
         """Allow no start before `moment`, whatever the interval proves to be.

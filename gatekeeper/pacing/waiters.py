@@ -36,20 +36,14 @@ from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.scopes import (
-    DURABLE,
+    EARLIER,
     INF,
-    LONGEST,
-    NO_RATE,
     REFUSED,
     UNDERIVED,
-    UNKNOWN,
     Scope,
     interval_for,
 )
-from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.urls import mask
-
-_EARLIER = "the clock of an earlier run"
 
 _MAX_ADMITTED = 50
 """Tasks that an `Entrance` admits in one iteration of the loop."""
@@ -273,9 +267,6 @@ _DEFERRED: Final = 3
 def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
     """Return what keeps a host from being asked by its own clock and by those that it shares."""
     found: list[HostHoldup] = []
-    if scope.history is None and not scope.in_flight and not scope.shared:  # the common case
-        due = scope.clock_at()
-        return [HostHoldup("next", scope.name, due)] if now < due < INF else found
     for one in (scope, *scope.shared):
         history, name = one.history, one.name
         if now < (due := one.clock_at()) < INF:
@@ -353,16 +344,7 @@ class HostHoldups:
     def of(self, host: str, scope: Scope | None, now: float) -> list[HostHoldup]:
         """Return everything that keeps the host from being asked at the monotonic time `now`.
         `scope` is that of the host, or None if there is none."""
-        clocks = [] if scope is None else clock_holdups(scope, now)
-        files, promises = self._files(host), self._memory.promises
-        if (
-            not files
-            and self._remote is None
-            and (promises is None or promises.storage.failing is None)
-            and (self._audit is None or self._audit.failing is None)
-        ):
-            return clocks  # the common case, for each of very many hosts
-        found = [*files]
+        found = [*self._files(host)]
         if (unkept := self.unkept(host)) is not None:
             found.append(HostHoldup("storage", host, INF, unkept))
         if self._remote is not None:
@@ -370,7 +352,7 @@ class HostHoldups:
             why, seconds, _ = self._remote.withheld(self._memory.names(host, scope), interval)
             if why:
                 found.append(HostHoldup("fleet", host, now + seconds, why))
-        return found + clocks
+        return found if scope is None else found + clock_holdups(scope, now)
 
     def state(self, scope: Scope, now: float) -> HostState:
         """Return the state of the host with that scope."""
@@ -505,9 +487,8 @@ class HostHoldups:
         if not promises.marked:
             return why
         scope = self._memory.scopes.get(host)
-        if scope is None:
-            return None
-        return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
+        known = () if scope is None else (scope, *scope.shared)
+        return why if any(map(self._memory.must_keep, known)) else None
 
     def source(self, host: str, kind: str) -> str | None:
         """Return the source of the host's hold-up of that kind; None if there is none."""
@@ -589,7 +570,7 @@ def _clock_views(
 ) -> Iterator[ClockView]:
     """Yield the clocks of one scope. `held`: its hold-ups by kind."""
     now, wall, name, past = clock.monotonic(), clock.wall(), scope.name, scope.past
-    found, why, back_off = UNDERIVED, _EARLIER, past.back_off
+    found, why, back_off = UNDERIVED, EARLIER, past.back_off
     refused = past.describe_back_off(now, wall, pacing) or REFUSED
     refused_at = None if back_off is None else utc(wall + back_off.refused_at - now)
     if scope.derived is not UNDERIVED:
@@ -630,14 +611,3 @@ def _clock_views(
         yield ClockView(name, "back-off", f"{often} at {failed_at:%H:%M:%S}")
     if past.probing:
         yield ClockView(name, "probe", "one request at a time after a block, until one succeeds")
-
-
-def robots_interval(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
-    """Return the interval for fetching a robots.txt. If its text is not known, use the interval of
-    an earlier run's clock: that run was killed after it read the text, but before it stored it."""
-    if asked is None or asked is NO_RATE or asked is UNKNOWN:
-        if scope.asked.source == _EARLIER:
-            return scope.asked
-        if scope.derived is UNDERIVED and DURABLE < scope.interval < LONGEST:
-            return RobotsInterval(scope.interval, _EARLIER)
-    return scope.asked if asked is None else asked
