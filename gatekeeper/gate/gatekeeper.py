@@ -537,7 +537,7 @@ class Gatekeeper:
         """Grant leases for the host again. It lifts a pause, not a block. Raises ConfigError."""
         host = host_named(host)
         self._refuse_elsewhere()
-        self._scheduler.resume(host)
+        self._scheduler.pause(host, paused=False)
 
     def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
         """Set a `[[host]]` rule at run time. It replaces the whole rule with the same `match`.

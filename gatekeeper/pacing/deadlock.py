@@ -259,10 +259,7 @@ class WaitGraph(Generic[H]):
         self._count(wait, 1)
         if own:
             self._for_files.setdefault(files, {})[wait] = None
-        if own or files == ANY_FILE:
-            self.examine(wait, now)
-        else:
-            self._timer.set(wait, now + min(_WARN_SECONDS, self._own_wait))
+        self.examine(wait, now)
         return wait
 
     def check(self, wait: TaskWait[H]) -> None:

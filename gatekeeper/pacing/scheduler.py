@@ -60,6 +60,10 @@ ROUND_TRIP = 2.0  # Seconds that a ledger may take to answer a caller that does 
 _MAX_REFETCHES = 5
 
 
+async def _no_file() -> None:
+    """In place of a retrieval: `admit` does not ask for one, or gets nothing new."""
+
+
 class PacingStats(Counters, kw_only=True):
     """Sizes of a scheduler now, and counters since its start."""
 
@@ -309,7 +313,7 @@ class Scheduler:
         admit: Admit,
         priority: float = 0,
         timeout: float | None = None,
-        refetch: Refetch | None = None,
+        refetch: Refetch = _no_file,
         scopes: tuple[str, ...] = (),
     ) -> Grant:
         """Wait until `host` is due, and take a lease of it.
@@ -351,8 +355,7 @@ class Scheduler:
                 if waiter.error is not None:
                     raise waiter.error
                 await self._fetch_robots(waiter, end, refetch)
-            self.holdups.refuse_unknown(host)  # A failing storage may be the cause.
-            raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+            raise self._never_renewed(url, host)
         except BaseException as error:
             self._give_up(waiter, error)
             raise
@@ -456,20 +459,16 @@ class Scheduler:
         self._queues.deadlines.add(end, waiter)
         self._timer.set_no_later(end)
 
-    async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:
+    async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch) -> None:
         """Fetch robots.txt first; the waiter keeps its place."""
-        if refetch is None:
-            raise LeaseTimeout(waiter.url, f"{waiter.url}: its robots.txt expired")
-        if end == INF:
-            await refetch()
-        else:
-            try:
-                async with deadline(self._clock, end - self._clock.monotonic()):
-                    await refetch()
-            except TimeoutError as error:
-                if isinstance(error, LeaseTimeout):
-                    raise
-                raise self._timeout_error(waiter) from error
+        try:
+            left = None if end == INF else end - self._clock.monotonic()
+            async with deadline(self._clock, left):
+                await refetch()
+        except TimeoutError as error:
+            if isinstance(error, LeaseTimeout):
+                raise
+            raise self._timeout_error(waiter) from error
         if waiter.scope.due_at(events=False) > end:  # The response may have blocked the host.
             raise self._timeout_error(waiter)
         now = self._clock.monotonic()
@@ -513,19 +512,19 @@ class Scheduler:
             why=self.held_up(host)[0],
         )
 
-    async def _dry_run(
-        self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None
-    ) -> Grant:
+    def _never_renewed(self, url: str, host: str) -> LeaseTimeout:
+        self.holdups.refuse_unknown(host)  # A failing storage may be the cause.
+        return LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+
+    async def _dry_run(self, scope: Scope, url: str, admit: Admit, refetch: Refetch) -> Grant:
         """Grant a lease in a dry run: decide, count, and move the clocks, but wait for nothing."""
         self._check_open()
-        fetches = 0
-        while not isinstance(asked := admit(), RobotsInterval):
-            if refetch is None:
-                raise LeaseTimeout(url, f"{url}: its robots.txt expired")
-            if (fetches := fetches + 1) > _MAX_REFETCHES:
-                self.holdups.refuse_unknown(scope.name)  # A failing storage may be the cause.
-                raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+        for _ in range(_MAX_REFETCHES):
+            if isinstance(asked := admit(), RobotsInterval):
+                break
             await refetch()
+        else:
+            raise self._never_renewed(url, scope.name)
         engine, now = self._engine, self._clock.monotonic()
         seconds = engine.derive(scope, asked, now)
         start = max(now, scope.due_at(events=False), scope.clock_at(seconds))
@@ -542,13 +541,10 @@ class Scheduler:
 
     # --- operators' actions -------------------------------------------------------------
 
-    def resume(self, host: str) -> None:
-        """Undo `pause`."""
-        self.pause(host, paused=False)
-
     def pause(self, host: str, *, paused: bool = True) -> None:
-        """Grant no lease of the host until `resume`, also after a restart. `pause`, `resume` and
-        `block` raise StorageError if the change can't be stored; it is in force all the same."""
+        """Grant no lease of the host until it is called with False, also after a restart. `pause`
+        and `block` raise StorageError if the change can't be stored; it is in force all the same.
+        """
         self._memory.host(host).ensure_history().paused = paused
         if self._remote is not None:
             self._remote.pause(host, paused)

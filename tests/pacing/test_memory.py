@@ -49,7 +49,7 @@ async def full(make: Make, storage: FakeStorage) -> Scheduler:
 
 def _pause_and_resume(scheduler: Scheduler) -> None:
     scheduler.pause(VICTIM)
-    scheduler.resume(VICTIM)
+    scheduler.pause(VICTIM, paused=False)
 
 
 ROADS: dict[str, Callable[[Scheduler], object]] = {
@@ -106,7 +106,7 @@ async def test_a_pause_of_a_spilled_host_is_lifted(full: Scheduler, clock: Virtu
     for number in range(6):
         full.why(f"h{number}.example")
     assert VICTIM not in hosts_of(full)
-    full.resume(VICTIM)
+    full.pause(VICTIM, paused=False)
     await clock.elapse(10.0)  # the interval to which it was slowed
     assert await refused(full) == ""
 

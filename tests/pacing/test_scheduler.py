@@ -111,7 +111,7 @@ async def test_all_slots_are_taken_when_a_pause_ends(make: Make, clock: VirtualC
         visitor.ask(name, hold=None, admit=wish(0.0))
     await clock.settle()
     assert visitor.names == []
-    scheduler.resume(A)
+    scheduler.pause(A, paused=False)
     await clock.settle()
     assert visitor.names == ["1", "2", "3"]
 
@@ -550,7 +550,7 @@ async def test_a_paused_host_grants_nothing_until_resumed(
     await clock.elapse(100.0)
     assert is_paused(visitor.scheduler, A)
     assert visitor.names == []
-    visitor.scheduler.resume(A)
+    visitor.scheduler.pause(A, paused=False)
     await clock.settle()
     assert visitor.names == ["page"]
 
