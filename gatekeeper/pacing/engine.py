@@ -599,13 +599,11 @@ class Engine:
         if not blocks:
             self.forget_if_clear(scope, now)
         seconds = self.derive(scope, scope.asked, now)
-        slower = seconds > scope.interval
-        if slower:
-            scope.interval = seconds
-        if slower and not blocks and self.remote is not None:
-            self.remote.report(Report(scope.name, 0.0, "", seconds, max(60.0, 2 * seconds)))
-        slower = slower and seconds > DURABLE
-        if self.promises is not None and not blocks and (slower or changed):
+        if seconds > scope.interval:
+            self._lengthen(scope, seconds, now)
+            if self.remote is not None and not blocks:
+                self.remote.report(Report(scope.name, 0.0, "", seconds, max(60.0, 2 * seconds)))
+        if self.promises is not None and changed and not blocks:
             self.promises.remember(scope, now)
         return blocks
 

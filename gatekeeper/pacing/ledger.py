@@ -740,14 +740,11 @@ class LedgerCalls:
             return
         # Grants first: the clocks of refused requests may already include these grants, and would
         # prevent their use.
-        granted = [one for one in zip(takes, found, strict=True) if isinstance(one[1], Granted)]
-        for request, answer in granted:
-            self._answered(request, answer, sent, now)
-        if 0 < len(granted) < len(takes):
+        for kind in (Granted, NotBefore):
+            for request, answer in zip(takes, found, strict=True):
+                if isinstance(answer, kind):
+                    self._answered(request, answer, sent, now)
             self._callbacks.run()
-        for request, answer in zip(takes, found, strict=True):
-            if not isinstance(answer, Granted):
-                self._answered(request, answer, sent, now)
 
     def _answered(
         self, request: TakeRequest, answer: Granted | NotBefore, sent: float, now: float

@@ -81,7 +81,7 @@ class Promises:
             if record.scope == RUNNING:
                 continue
             most = self._memory.rules.pacing.max_hosts
-            room = len(self._memory.scopes) < most or _is_shared(record)
+            room = len(self._memory.scopes) < most or record.scope.startswith(SHARED_PREFIXES)
             left += not room
             if room or moved:
                 scope = self.restore(record, now)
@@ -141,9 +141,7 @@ class Promises:
     def restore(self, record: ClockRecord, now: float) -> Scope:
         """Set the scope that a record describes, creating it if needed, and return it."""
         memory = self._memory
-        scope = memory.scopes.get(record.scope)
-        if scope is None:
-            scope = memory.create(record.scope, shared=_is_shared(record))
+        scope = memory.scopes.get(record.scope) or memory.create(record.scope)
         self.check_wall(now)
         shift = self._shift(record, now)
         ahead = max(0.0, record.next_at + shift - now)
@@ -325,10 +323,6 @@ def _log_jump(seconds: float, when: str = "") -> None:
     )
 
 
-def _is_shared(record: ClockRecord) -> bool:
-    return record.scope.startswith(SHARED_PREFIXES)
-
-
 def _clock_of(scope: Scope, now: float) -> ScopeClock:
     """Return the state of a scope, for a ledger that has lost its data."""
     age = None if scope.basis == -INF else now - scope.basis
@@ -429,7 +423,7 @@ class ScopeMemory:
         name, seconds = report.scope, report.seconds
         scope = self.find(name)
         if scope is None and seconds > 0 and self.make_room():
-            scope = self.create(name, shared=name.startswith(SHARED_PREFIXES))
+            scope = self.create(name)
         if scope is None:
             return None
         if seconds > 0:
@@ -473,7 +467,7 @@ class ScopeMemory:
         scope = self.find(name)
         if scope is None:
             self.make_room()
-            scope = self.create(name, shared=False)
+            scope = self.create(name)
         if extra:
             self.share(scope, extra)
         return scope
@@ -505,11 +499,12 @@ class ScopeMemory:
 
     def _shared(self, name: str) -> Scope:
         known = self.scopes.get(name) or self._restore_nowait(name)
-        return known or self.create(name, shared=True)
+        return known or self.create(name)
 
-    def create(self, name: str, *, shared: bool) -> Scope:
-        """Create the scope of a host, or one that several hosts share (`shared`), which is unknown
-        or about to be restored from a record."""
+    def create(self, name: str) -> Scope:
+        """Create the scope of a host, or one that several hosts share, which is unknown or about to
+        be restored from a record."""
+        shared = name.startswith(SHARED_PREFIXES)
         settings = self.rules.for_shared(name) if shared else self.rules.for_host(name)
         scope = self.scopes[name] = Scope(name, settings)
         if self.changes is not None:

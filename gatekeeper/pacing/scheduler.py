@@ -170,10 +170,9 @@ class Scheduler:
         try:
             if drain > 0 and self._engine.leases:
                 self._drained.clear()
-                async with deadline(self._clock, drain):
-                    await self._drained.wait()
-        except TimeoutError:
-            pass
+                with contextlib.suppress(TimeoutError):
+                    async with deadline(self._clock, drain):
+                        await self._drained.wait()
         finally:
             if self._remote is not None:
                 await self._remote.close()
