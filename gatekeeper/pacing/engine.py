@@ -177,9 +177,7 @@ class Engine:
         """Undo `freeze`."""
         self.frozen = False
         self.unanswered = frozenset()
-        now = self.now()
-        self.queues.reposition_all(now)
-        self.run(now)
+        self.reconsider_all(self.now())
 
     # --- intervals ----------------------------------------------------------------------
 
@@ -421,6 +419,11 @@ class Engine:
                 self.overdue = True
             else:
                 self.run(now)
+
+    def reconsider_all(self, now: float) -> None:
+        """Reconsider every queue, and grant what is due now."""
+        self.queues.reposition_all(now)
+        self.run(now)
 
     def changed(self, scope: Scope, now: float) -> None:
         """Reconsider a scope that changed, and grant what is due now."""

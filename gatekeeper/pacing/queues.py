@@ -221,33 +221,27 @@ class Queues:
 
     # --- waiters ------------------------------------------------------------------------
 
-    def join(self, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Add a waiter for the host. Return True if a queue is ready: then `Engine.run` must follow
-        before anything is awaited."""
+    def join(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """Add a waiter for the host. `Engine.run` must follow before anything is awaited."""
         self.waiting += 1
-        queue: ScopeQueue | None = scope.queue
-        if queue is None:
-            queue = self._new(scope)
-            queue.only, queue.alive = waiter, 1
-        else:
-            queue.add(waiter)
+        queue: ScopeQueue = scope.queue or self._new(scope)
+        queue.add(waiter)
         if queue.place is _HELD:
             self.reposition(scope, now)
-        return bool(self.ready)
 
-    def leave(self, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Remove a waiter that was cancelled or timed out. Return True if `Engine.run` must follow.
+    def leave(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """Remove a waiter that was cancelled or timed out. `Engine.run` must follow.
 
         The cost does not depend on the number of waiters: when a queue falls due does not depend
         on which waiter is first, so nothing moves while there is another waiter.
         """
         if waiter.gone:
-            return False
+            return
         waiter.gone = True
         self.waiting -= 1
         queue: ScopeQueue | None = scope.queue
         if queue is None:
-            return False
+            return
         queue.alive -= 1
         if waiter.fetching:
             waiter.fetching = False
@@ -260,10 +254,8 @@ class Queues:
             elif waits:
                 self.retire(queue)
         queue.sweep()
-        if not (queue.has_conditions and queue.alive and waits):
-            return False  # In other places the queue is examined when it is taken out.
-        self.reposition(scope, now)
-        return True
+        if queue.has_conditions and queue.alive and waits:
+            self.reposition(scope, now)  # In other places it is examined when it is taken out.
 
     def blocked(self, scope: Scope, now: float) -> None:
         """Note that a block of the scope started: find the waiters that will not outlast it."""
@@ -314,14 +306,6 @@ class Queues:
                     self.served(queue, waiter)
                     waiter.refuse(error())
 
-    def ask_again(self, now: float) -> None:
-        """Let every queue ask the ledger again, as its answers may differ now. `Engine.run` must
-        follow."""
-        for queue in self._all:
-            if queue.token:
-                queue.ask_at = now
-                self.reposition(queue.scope, now)
-
     def waiters(self) -> list[Waiter]:
         """Return all waiters that have not left, in no particular order."""
         return [one for queue in self._all for one in queue.waiters() if not one.gone]
@@ -361,8 +345,10 @@ class Queues:
                 self._drop_outdated()
 
     def reposition_all(self, now: float) -> None:
-        """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
+        """Reconsider every queue after a change to all scopes, or to what a ledger may answer.
+        `Engine.run` must follow."""
         for queue in self._all:
+            queue.ask_at = min(queue.ask_at, now)
             self.reposition(queue.scope, now)
 
     def fall_due(self, now: float) -> None:

@@ -263,8 +263,7 @@ class Scheduler:
         self._queues.blocked(scope, now)
         if self._audit is not None and (report.seconds > 0 or not report.interval):
             self._audit.blocked(scope, "fleet")
-        self._queues.reposition(scope, now)
-        self._ask_again(now)
+        self._engine.reconsider_all(now)
 
     def _pause_heard(self, name: str, paused: bool) -> None:
         scope = self._memory.find(name) if not paused else self._memory.host(name)
@@ -275,17 +274,13 @@ class Scheduler:
             with contextlib.suppress(StorageError):
                 self._changed(scope)
         if not paused:
-            self._ask_again(self._clock.monotonic())
-
-    def _ask_again(self, now: float) -> None:
-        self._queues.ask_again(now)
-        self._engine.run(now)
+            self._engine.reconsider_all(self._clock.monotonic())
 
     def _ledger_lost(self, lost: bool) -> None:
         """Refuse the waiters when the ledger is out of reach; ask it again when it is back."""
         now = self._clock.monotonic()
         if not lost:
-            self._ask_again(now)
+            self._engine.reconsider_all(now)
         error = LedgerLost(self.holdups.unavailable) if lost else None
         self._refuse_served_elsewhere(self._queues.waiters(), now, error)
 
@@ -414,12 +409,14 @@ class Scheduler:
         now = self._clock.monotonic()
         if (held := self.held(host)) and longest < held[0] < INF:
             watch.offer()
-        elif self._queues.join(scope, watch, now):
+        else:
+            self._queues.join(scope, watch, now)
             self._engine.run(now)
 
         def cancel() -> None:
-            if self._queues.leave(scope, watch, self._clock.monotonic()):
-                self._engine.run(self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._queues.leave(scope, watch, now)
+            self._engine.run(now)
 
         return cancel
 
@@ -438,10 +435,9 @@ class Scheduler:
             )
         if end < INF and waiter.scope.due_at(events=False) > end:
             raise self._timeout_error(waiter)
-        ready = queues.join(waiter.scope, waiter, now)
+        queues.join(waiter.scope, waiter, now)
         try:
-            if ready:
-                self._engine.run(now)
+            self._engine.run(now)
             if end < INF and waiter.grant is None and waiter.error is None:
                 if end <= now:
                     queue: ScopeQueue | None = waiter.scope.queue
@@ -487,8 +483,8 @@ class Scheduler:
             waiter.grant.pass_on()
             return
         now = self._clock.monotonic()
-        if self._queues.leave(waiter.scope, waiter, now):
-            self._engine.run(now)
+        self._queues.leave(waiter.scope, waiter, now)
+        self._engine.run(now)
 
     def _refuse_late(self, waiter: TaskWaiter, now: float, error: Exception | None = None) -> None:
         if not (waiter.gone or waiter.fetching):  # A fetching waiter has its own deadline.
