@@ -30,7 +30,6 @@ from typing import cast
 from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
-from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import LedgerCalls, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
@@ -450,10 +449,7 @@ class Engine:
                 grant.renew(self.pacing.lease_ttl)
                 continue
             self.counters.expired += 1
-            try:
-                grant.release()
-            except GatekeeperError:
-                _log.exception("the end of a lease of %s could not be stored", grant.scope.name)
+            grant.release()
         first = min((one.expires_at for one in self.leases), default=INF)
         self._next_expiry = max(first, now + _EXPIRY_PAUSE)
 
@@ -572,10 +568,9 @@ class Engine:
         if not self._learn(scope, report, now):
             return
         history = scope.ensure_history()
-        if status in REFUSALS and not sent_before_refusal and _log.isEnabledFor(logging.INFO):
-            _log.info(
-                "%s: %s", scope.name, history.describe_back_off(now, self.clock.wall(), self.pacing)
-            )
+        if status in REFUSALS and history.back_off is not None and not sent_before_refusal:
+            slowed = history.back_off.describe(now, self.clock.wall(), self.pacing)
+            _log.info("%s: %s", scope.name, slowed)
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:

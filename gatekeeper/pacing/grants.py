@@ -111,7 +111,7 @@ class Grant(msgspec.Struct, eq=False):
         self._start_clocks(now)
         if self.scope.to_prove:
             self.scope.to_prove -= 1
-        self._after_head(now)
+        self.engine.freed(self, now)
 
     def report(
         self,
@@ -134,8 +134,7 @@ class Grant(msgspec.Struct, eq=False):
         engine, scope = self.engine, self.scope
         if now is None:
             now = engine.now()
-        began = not self.head_reported
-        if began:
+        if not self.head_reported:
             self._start_clocks(now)
             if status is None and elapsed is not None:
                 scope.to_prove = PROVEN
@@ -143,28 +142,16 @@ class Grant(msgspec.Struct, eq=False):
                 scope.to_prove -= 1
         elif status is None:
             elapsed = None  # A response had started: its end is not counted as a failed request.
-        teaches = (
-            status is None
-            or status >= 400
-            or retry_after is not None
-            or rate_limit is not None
-            or scope.history is not None
-            or engine.pacing.latency_factor > 0
-        )
         try:
-            if teaches:
+            if (
+                status is None
+                or status >= 400
+                or retry_after is not None
+                or rate_limit is not None
+                or scope.history is not None
+                or engine.pacing.latency_factor > 0
+            ):
                 engine.observe(self, status, elapsed, retry_after, rate_limit, now)
-        finally:
-            if engine.promises is not None or self.others or scope.queue is not None:
-                self._after_head(now, began)
-
-    def _after_head(self, now: float, began: bool = True) -> None:
-        """Save the clocks if they started to count now (`began`), and reconsider the waiters for
-        another slot of the host or for a shared scope."""
-        engine, scope = self.engine, self.scope
-        try:
-            if began and engine.promises is not None:
-                engine.make_durable(self, now, engine.promises.remember)
         finally:
             if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
                 engine.freed(self, now)
@@ -175,11 +162,10 @@ class Grant(msgspec.Struct, eq=False):
         if not self.open:
             return
         engine, scope = self.engine, self.scope
-        began = None  # now, if the clocks start to count here
         if not (self.reported or self.head_reported):
-            began = now = engine.now() if now is None else now
+            now = engine.now() if now is None else now
             self.head_reported = True
-            self._start_clocks(began)
+            self._start_clocks(now)
         self.open = False
         del engine.leases[self]
         scope.in_flight -= 1
@@ -187,12 +173,8 @@ class Grant(msgspec.Struct, eq=False):
             other.in_flight -= 1
         if self.hold is not None:
             self._end_hold("sent")
-        try:
-            if began is not None and engine.promises is not None:
-                engine.make_durable(self, began, engine.promises.remember)
-        finally:
-            if self.others or scope.queue is not None or engine.overdue:
-                engine.freed(self, engine.now() if now is None else now)
+        if self.others or scope.queue is not None or engine.overdue:
+            engine.freed(self, engine.now() if now is None else now)
 
     def give_back(self) -> None:
         """End a grant whose request was never sent: free the slots, leave the clocks as set."""
@@ -244,18 +226,20 @@ class Grant(msgspec.Struct, eq=False):
             self.engine.remote.end(hold, outcome)
 
     def _start_clocks(self, now: float) -> None:
-        """Start the clocks: the head arrived, or the request is over."""
-        scope = self.scope
+        """Start the clocks, durably: the head arrived, or the request is over."""
+        engine, scope = self.engine, self.scope
         scope.unheaded -= 1
         if now > scope.basis:  # noqa: PLR1730 - no call here
             scope.basis = now
         for other in self.others:
             other.unheaded -= 1
             other.basis = max(other.basis, now)
-        if self.hold is not None and self.engine.remote is not None:
-            self.engine.remote.head(self.hold)
+        if self.hold is not None and engine.remote is not None:
+            engine.remote.head(self.hold)
+        if engine.promises is not None:
+            engine.make_durable(self, now, engine.promises.remember)
         if self.unproven:
-            self.engine.release_unproven(self, now)
+            engine.release_unproven(self, now)
 
 
 class PacingAudit(Protocol):

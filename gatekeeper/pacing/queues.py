@@ -286,15 +286,11 @@ class Queues:
             self.reposition(scope, now)
 
     def served(self, queue: ScopeQueue, waiter: Waiter) -> None:
-        """Remove a waiter that got its lease, or will never get one."""
+        """Remove a waiter that got its lease, or will never get one. `first` drops it."""
         if not waiter.gone:
             waiter.gone = True
             self.waiting -= 1
             queue.alive -= 1
-        if queue.only is waiter:
-            queue.only = None
-        elif (heap := queue.heap) and heap[0][2] is waiter:
-            heappop(heap)  # A waiter that is no longer the first is dropped by `first`.
 
     def refuse_all(self, error: Callable[[], Exception]) -> None:
         """Refuse every waiter. Each gets an error of its own: an error that many tasks raise would

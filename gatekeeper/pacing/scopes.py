@@ -361,10 +361,6 @@ class ScopeHistory:
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
         )
 
-    def describe_back_off(self, now: float, wall: float, pacing: PacingConfig) -> str:
-        """Describe in one line how far refusals slow the host; empty if they do not."""
-        return "" if self.back_off is None else self.back_off.describe(now, wall, pacing)
-
     def error_pause(self) -> float:
         """Return the interval for errors in a row, in seconds: 0 up to two, then 1, 2, 4 ... 60."""
         if self.errors < 3:

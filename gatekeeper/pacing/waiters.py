@@ -571,8 +571,8 @@ def _clock_views(
     """Yield the clocks of one scope. `held`: its hold-ups by kind."""
     now, wall, name, past = clock.monotonic(), clock.wall(), scope.name, scope.past
     found, why, back_off = UNDERIVED, EARLIER, past.back_off
-    refused = past.describe_back_off(now, wall, pacing) or REFUSED
     refused_at = None if back_off is None else utc(wall + back_off.refused_at - now)
+    refused = ("" if back_off is None else back_off.describe(now, wall, pacing)) or REFUSED
     if scope.derived is not UNDERIVED:
         # The interval that was in force at the last request may have changed since.
         found = interval_for(scope.asked, scope.settings, past, pacing, now)
