@@ -114,8 +114,6 @@ class Engine:
         """A queue is due that could not be served: too many leases in flight, or halted."""
         self.granted: int = 0
         """Leases granted since the start."""
-        self._most_leases = 0
-        """Leases that may be open; 0 while it is halted."""
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
@@ -131,13 +129,11 @@ class Engine:
         """Start granting, and make clocks durable if there is a storage."""
         self.promises = self._memory.promises
         self.halted = False
-        self._set_limit()
 
     def halt(self) -> None:
         """Stop granting. Open leases continue."""
         self.halted = True
         self.overdue = True
-        self._set_limit()
 
     def close(self) -> None:
         """Stop making clocks durable. Leases that are still open have no later line."""
@@ -157,14 +153,10 @@ class Engine:
         if self._audit is not None:
             self._audit.settings_changed(pacing)
         self.unproven.adjust(pacing.max_in_flight)
-        self._set_limit()
 
     def follow_budgets(self) -> None:
         """Apply changed daily budgets of the operator's rules."""
         self.budgeted: bool = self._memory.rules.budgeted
-
-    def _set_limit(self) -> None:
-        self._most_leases = 0 if self.halted else self.pacing.max_in_flight
 
     def freeze(self, unanswered: Set[str]) -> None:
         """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
@@ -258,7 +250,8 @@ class Engine:
             now = self.now()
         if (
             scope.queue is not None
-            or len(self.leases) >= self._most_leases
+            or self.halted
+            or len(self.leases) >= self.pacing.max_in_flight
             or scope.due_at() > now
             or (scope.to_prove and self.unproven.room <= 0)
             or self._never_immediate
@@ -305,7 +298,7 @@ class Engine:
             promises.mark()
         to_prove, shared = scope.to_prove, scope.shared
         expires = now + self.pacing.lease_ttl
-        grant = self._grant_class(self, scope, url, now, expires, scope.basis, shared, to_prove)
+        grant = self._grant_class(self, scope, url, now, expires, (scope.basis,), shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
@@ -338,8 +331,8 @@ class Engine:
     def reopen(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
         """Reopen a lease that an earlier process granted. The clocks stay as they are."""
         if seconds <= 0:
-            basis = scope.basis
-            return Grant(self, scope, url, now, now, basis, (), head_reported=True, open=False)
+            bases = (scope.basis,)
+            return Grant(self, scope, url, now, now, bases, (), head_reported=True, open=False)
         clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
         grant = self.grant_at_any_time(scope, now, url)
         grant.renew(seconds)
@@ -350,8 +343,8 @@ class Engine:
         return grant
 
     def _start_shared(self, grant: Grant, start: float) -> None:
-        grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
+            grant.bases_before += (other.basis,)
             other.basis = start
             other.interval = jittered(other.settings.default, self.pacing.jitter, self._rng)
             other.in_flight += 1
@@ -377,7 +370,7 @@ class Engine:
             ready = queues.ready
             if queues.moments and queues.moments[0] <= now:
                 queues.fall_due(now)
-            while len(self.leases) < self._most_leases:
+            while not self.halted and len(self.leases) < self.pacing.max_in_flight:
                 # Queues held for lack of room fell due before all queues that are due now.
                 if not unproven.held or unproven.room <= 0 or not (queue := unproven.next_held()):
                     if not ready:
@@ -410,13 +403,8 @@ class Engine:
         limit applies to it. A page of another unproven host may start then."""
         if grant.unproven:
             grant.unproven = 0
-            unproven = self.unproven
-            unproven.room += 1
-            if not unproven.held:
-                return
-            if len(self.leases) >= self._most_leases:
-                self.overdue = True
-            else:
+            self.unproven.room += 1
+            if self.unproven.held:
                 self.run(now)
 
     def reconsider_all(self, now: float) -> None:

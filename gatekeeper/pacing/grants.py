@@ -43,14 +43,12 @@ class Grant(msgspec.Struct, eq=False):
     url: str
     start_at: float
     expires_at: float
-    basis_before: float
-    """The host's `basis` before this grant, which `pass_on` restores."""
+    bases_before: tuple[float, ...]
+    """The `basis` of the host and of each of `others` before this grant; `undo` restores them."""
     others: tuple[Scope, ...]
     """Shared scopes taken together with the host's own."""
     unproven: int = 0
     """If not 0, the grant counts among the engine's `unproven` leases until its head arrives."""
-    others_before: tuple[float, ...] = ()
-    """The `basis` of each of `others` before this grant."""
     head_reported: bool = False
     """The head was reported separately by `head`, or no longer can be: the grant has ended."""
     reported: bool = False
@@ -196,10 +194,7 @@ class Grant(msgspec.Struct, eq=False):
     def undo(self) -> None:
         """End the grant and restore the clocks, as if it had never been granted."""
         self._withdraw("undone")
-        for one, basis in (
-            (self.scope, self.basis_before),
-            *zip(self.others, self.others_before, strict=True),
-        ):
+        for one, basis in zip((self.scope, *self.others), self.bases_before, strict=True):
             if one.basis == self.start_at:  # No other lease has started since.
                 one.basis = basis
         self.release()

@@ -492,12 +492,7 @@ class LedgerCalls:
         if (look := getattr(self._ledger, "look", None)) is None:
             return []
         await asyncio.sleep(0)  # notifications leave in this iteration of the loop
-        failures = self.failures
-        while (
-            self._flights
-            and self.failures == failures
-            and any(name in self._pauses or name in self._reports for name in scopes)
-        ):
+        while self._flights and any(n in self._pauses or n in self._reports for n in scopes):
             await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
         return list(await look(scopes))
