@@ -22,7 +22,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import Context
 from datetime import datetime
 from pathlib import Path
@@ -336,9 +336,6 @@ class DueHeap(Generic[_T]):
             self._heap = [entry for entry in self._heap if self._alive(entry[0], entry[2])]
             heapq.heapify(self._heap)
 
-    def __iter__(self) -> Iterator[_T]:
-        return (item for when, _, item in self._heap if self._alive(when, item))
-
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
         """Remove and return the items that are due, earliest first, each once: at most `most`."""
         heap = self._heap
@@ -361,10 +358,6 @@ class DueHeap(Generic[_T]):
             heapq.heappop(heap)
             skipped += 1
         return heap[0][0] if heap else math.inf
-
-    def clear(self) -> None:
-        """Remove every item."""
-        self._heap.clear()
 
 
 class Deadline:

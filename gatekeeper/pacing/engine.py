@@ -478,7 +478,8 @@ class Engine:
         """Return True if something other than the host's own clock forbids the lease. The queue
         then waits for that."""
         if queue.scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
-            self.unproven.hold(queue)
+            queue.place = HELD
+            self.unproven.held[queue] = None
             return True
         if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
             queue.place = HELD  # Until `thaw`; a robots.txt waiter that joins moves it.
@@ -491,7 +492,9 @@ class Engine:
 
     def _serve_shared(self, queue: ScopeQueue, now: float) -> None:
         """Serve the first queue that is parked at a shared scope, if that scope is due."""
-        if queue.scope.due_at() <= now and (first := self.queues.unpark(queue)) is not None:
+        if queue.parked and queue.scope.due_at() <= now:
+            first, _ = queue.parked.popitem(last=False)
+            first.parked_in, first.place = None, SERVING
             self._serve(first, now)
         if queue.parked:
             queue.place = HELD

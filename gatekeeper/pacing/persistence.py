@@ -146,7 +146,8 @@ class Promises:
         shift = self._shift(record, now)
         ahead = max(0.0, record.next_at + shift - now)
         if (interval := record.interval) is None or not 0.0 <= interval < INF:
-            scope.not_before(now + ahead)
+            # With the longest possible interval, no other is counted from this basis.
+            scope.basis, scope.interval = now + ahead - LONGEST, LONGEST
         elif record.in_flight:
             # Open at a crash: the request may have been sent at the last moment. The stored time
             # does not matter: the wall clock may have jumped since.

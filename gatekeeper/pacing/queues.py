@@ -125,8 +125,6 @@ class ScopeQueue:
     """Waiters that are fetching robots.txt. No page goes before they are back."""
     asking: bool = False
     """An answer of the ledger is awaited."""
-    asked: bool = False
-    """The ledger was asked with `token`, and may remember it."""
     token: str = ""
     """Identifies the first waiter's request to the ledger."""
     ask_at: float = -INF
@@ -401,15 +399,6 @@ class Queues:
         self._find_outlasted(queue, other, now)
         self.reposition(other, now)
 
-    def unpark(self, queue: ScopeQueue) -> ScopeQueue | None:
-        """Take out the first parked queue, as SERVING; None if there is none."""
-        if not queue.parked:
-            return None
-        first, _ = queue.parked.popitem(last=False)
-        first.parked_in = None
-        first.place = _SERVING
-        return first
-
     # --- answers of a ledger ------------------------------------------------------------
 
     def answered(self, queue: ScopeQueue, hold: Any, ask_at: float, now: float) -> bool:
@@ -462,11 +451,6 @@ class UnprovenLeases:
         most = max(max_in_flight // 2, min(max_in_flight, _MIN_UNPROVEN))
         self.room += most - self._limit
         self._limit = most
-
-    def hold(self, queue: ScopeQueue) -> None:
-        """Hold a queue, since there is no room for its next lease."""
-        queue.place = _HELD
-        self.held[queue] = None
 
     def next_held(self) -> ScopeQueue | None:
         """Take out the first held queue, as SERVING, once there is room; None if none is held."""

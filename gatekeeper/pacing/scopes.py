@@ -651,14 +651,6 @@ class Scope:
                 return RobotsInterval(self.interval, EARLIER)
         return self.asked if asked is None else asked
 
-    def not_before(self, moment: float) -> None:
-        """Allow no start before `moment`, whatever the interval proves to be.
-
-        The interval is set to the longest possible, so that no other is counted from this basis.
-        """
-        self.interval = LONGEST
-        self.basis = moment - LONGEST
-
     @property
     def past(self) -> ScopeHistory:
         """The scope's history, or an empty one to read if there is none."""
