@@ -22,7 +22,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import Context
 from datetime import datetime
 from pathlib import Path
@@ -265,6 +265,10 @@ class Timed(Protocol):
         """Called once the moment has come. To be called again, set the timer again."""
 
 
+_MAX_DUE = 1_000
+"""Maximum number of entries that a `SharedTimer` calls in one iteration of the loop."""
+
+
 class SharedTimer:
     """One clock timer for many entries, most of which are dropped before they are due."""
 
@@ -294,9 +298,9 @@ class SharedTimer:
 
     def _look(self) -> None:
         now = self.clock.monotonic()
-        for one in [one for one in self.running if one.ends <= now]:
-            del self.running[one]
-            one.due(now)
+        for one in [one for one in self.running if one.ends <= now][:_MAX_DUE]:
+            if self.drop(one):
+                one.due(now)
         if self.running:
             self._timer.set_no_later(min(one.ends for one in self.running))
 
@@ -330,9 +334,6 @@ class DueHeap(Generic[_T]):
             self._heap = [entry for entry in self._heap if self._alive(entry[0], entry[2])]
             heapq.heapify(self._heap)
 
-    def __iter__(self) -> Iterator[_T]:
-        return (item for when, _, item in self._heap if self._alive(when, item))
-
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
         """Remove and return the items that are due, earliest first, each once: at most `most`."""
         heap = self._heap
@@ -355,10 +356,6 @@ class DueHeap(Generic[_T]):
             heapq.heappop(heap)
             skipped += 1
         return heap[0][0] if heap else math.inf
-
-    def clear(self) -> None:
-        """Remove every item."""
-        self._heap.clear()
 
 
 class Deadline:

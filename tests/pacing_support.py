@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gatekeeper.clock import SystemClock, Timer, VirtualClock
+from gatekeeper.config import HostRule, match_named
+from gatekeeper.errors import StorageError
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.storage.base import ClockRecord
@@ -17,15 +19,33 @@ class FakeStorage:
     def __init__(self, durable: dict[str, ClockRecord] | None = None) -> None:
         self.durable = dict(durable or {})
         self.pending: dict[str, ClockRecord | None] = {}
+        self.missed: dict[str, ClockRecord] = {}
         self.dead = False
         self.fails = False
+        self.exhausted = False
 
     def promise(self, record: ClockRecord) -> None:
         if self.fails:
-            raise OSError("disk full")
+            self.missed[record.scope] = record
+            raise StorageError("disk full")
         if not self.dead:
             self.pending.pop(record.scope, None)
+            self.missed.pop(record.scope, None)
             self.durable[record.scope] = record
+
+    owe = promise
+
+    @property
+    def failing(self) -> str | None:
+        if self.fails:
+            return "disk full"
+        if not self.dead:
+            self.durable.update(self.missed)
+            self.missed.clear()
+        return None
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """A test that sets `fails` tells nobody."""
 
     def put_clock(self, record: ClockRecord) -> None:
         self.pending[record.scope] = record
@@ -55,6 +75,12 @@ class FakeStorage:
         """What a new process finds."""
         self.dead = True
         return FakeStorage(self.durable)
+
+
+def add_rule(scheduler: Scheduler, rule: HostRule) -> None:
+    """Set a rule over those of its match, as `Gatekeeper.override` does."""
+    match = match_named(rule.match)
+    scheduler.put_rules(match, (*scheduler.host_rules.set_for(match), rule))
 
 
 def scope_of(scheduler: Scheduler, host: str) -> Scope:

@@ -487,12 +487,13 @@ def _short(text: str | None) -> str | None:
 def _scopes(grant: AuditedGrant) -> list[dict[str, Any]]:
     """Return the interval in force of each scope of a grant, and the time since its last start."""
     scope, start, derived = grant.scope, grant.start_at, grant.derived
+    base, *others = grant.bases_before
     if derived is UNDERIVED:
-        found = [_scope(scope.name, 0.0, "an earlier process", start - grant.basis_before)]
+        found = [_scope(scope.name, 0.0, "an earlier process", start - base)]
     else:
         source = derived.parts[0][1] if len(derived.parts) == 1 else derived.source
-        found = [_scope(scope.name, derived.seconds, source, start - grant.basis_before)]
-    for other, settings, basis in zip(grant.others, grant.shared, grant.others_before, strict=True):
+        found = [_scope(scope.name, derived.seconds, source, start - base)]
+    for other, settings, basis in zip(grant.others, grant.shared, others, strict=True):
         found.append(_scope(other.name, settings.default, settings.default_source, start - basis))
     return found
 

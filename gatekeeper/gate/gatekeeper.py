@@ -139,7 +139,7 @@ class Gatekeeper:
         )
         self._decider = self._make_decider()
         self._waits: WaitGraph[Lease] = WaitGraph(
-            self._clock, config.pacing.own_wait, self._scheduler.needs
+            self._clock, config.pacing.own_wait, self._scheduler.holdups.needs
         )
         self._pacing = self._make_pacing()
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
@@ -537,7 +537,7 @@ class Gatekeeper:
         """Grant leases for the host again. It lifts a pause, not a block. Raises ConfigError."""
         host = host_named(host)
         self._refuse_elsewhere()
-        self._scheduler.resume(host)
+        self._scheduler.pause(host, paused=False)
 
     def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
         """Set a `[[host]]` rule at run time. It replaces the whole rule with the same `match`.
@@ -553,11 +553,9 @@ class Gatekeeper:
             raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
         match = match_named(rule.match)
         rule = lasting(rule, seconds, self._clock.wall())
-        if seconds == 0:
-            self._scheduler.put_rules(match, (), "call")
-        else:
-            self._scheduler.add_rule(rule)
         rules = self._scheduler.host_rules
+        put = () if seconds == 0 else (*rules.set_for(match), rule)
+        self._scheduler.put_rules(match, put)
         _log.info("the override for %s is now: %s", match, described(rules.in_force(match)))
         if isinstance(self._ledger, SharingLedger):
             self._ledger.overrides.say(match, rules.set_for(match), rules.in_force(match))

@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gatekeeper.clock import Clock, Deadline, DueHeap, SingleTimer
+from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.waiters import Need
 from gatekeeper.urls import mask
@@ -37,8 +37,6 @@ _WARN_SECONDS = 5.0
 between two examinations of a wait."""
 _MAX_CHOICES = 1000
 """Most leases of one wait that are examined. A wait for any of more counts as not blocked."""
-_MAX_PER_ITERATION = 500
-"""Most waits examined in one iteration of the loop."""
 
 Task = asyncio.Task[object]
 
@@ -152,6 +150,7 @@ class TaskWait(msgspec.Struct, Generic[H], eq=False):
     """One task's wait: for a lease of a host, for a robots.txt that needs one, or for any of
     several leases."""
 
+    graph: WaitGraph[H]
     task: Task
     _limit: Deadline
     """Cancels the task that waits in code. For a batch that is a task of the batch, not the one
@@ -171,6 +170,12 @@ class TaskWait(msgspec.Struct, Generic[H], eq=False):
     warned: bool = False
     over: bool = False
     refusal: WaitsForItself | None = None
+    ends: float = 0.0
+    """When it is examined next."""
+
+    def due(self, now: float) -> None:
+        """Called by the timer of its graph."""
+        self.graph.examine(self, now)
 
     @property
     def held(self) -> H | None:
@@ -215,23 +220,21 @@ class WaitGraph(Generic[H]):
         """Waits of tasks that hold leases, by `files`."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """For origins whose robots.txt waits for a lease: the host, and further shared scopes."""
-        self._alive = 0
-        self._examinations = DueHeap[TaskWait[H]](
-            lambda _, wait: not wait.over, lambda: self._alive
-        )
-        self._timer = SingleTimer(clock, self._examine_due)
+        self._timer = SharedTimer(clock)
+        """When the waits are examined."""
 
     def adjust(self, own_wait: float) -> None:
         """Apply a changed `pacing.own_wait` to future waits."""
         self._own_wait = own_wait
 
     def __len__(self) -> int:
-        return self._alive
+        """Return the number of waits that are examined."""
+        return len(self._timer.running)
 
     def close(self) -> None:
         """Stop examining waits."""
         self._timer.cancel()
-        self._examinations.clear()
+        self._timer.running.clear()
 
     # --- begin and end ------------------------------------------------------------------
 
@@ -251,16 +254,12 @@ class WaitGraph(Generic[H]):
             return None
         limit = Deadline(self._clock, asyncio.current_task() or task)
         now = self._clock.monotonic()
-        wait: TaskWait[H] = TaskWait(task, limit, choices, own, inherited, files, now)
+        wait: TaskWait[H] = TaskWait(self, task, limit, choices, own, inherited, files, now)
         self.check(wait)
-        self._alive += 1
         self._count(wait, 1)
         if own:
             self._for_files.setdefault(files, {})[wait] = None
-        if own or files == ANY_FILE:
-            self._note(wait, now)
-        else:
-            self._examine_later(wait, now + min(_WARN_SECONDS, self._own_wait))
+        self.examine(wait, now)
         return wait
 
     def check(self, wait: TaskWait[H]) -> None:
@@ -274,7 +273,7 @@ class WaitGraph(Generic[H]):
             return
         wait.over = True
         wait._limit.end()  # The task may have caught our cancellation and continued.
-        self._alive -= 1
+        self._timer.drop(wait)
         self._count(wait, -1)
         if wait.own:
             del self._for_files[wait.files][wait]
@@ -310,21 +309,10 @@ class WaitGraph(Generic[H]):
 
     # --- periodic examination -----------------------------------------------------------
 
-    def _examine_later(self, wait: TaskWait[H], moment: float) -> None:
-        self._examinations.add(moment, wait)
-        self._timer.set_no_later(moment)
-
-    def _examine_due(self) -> None:
-        now = self._clock.monotonic()
-        for wait in self._examinations.pop(now, _MAX_PER_ITERATION):
-            if wait.refusal is None:
-                self._note(wait, now)
-        self._timer.set_no_later(self._examinations.next())
-
-    def _note(self, wait: TaskWait[H], now: float) -> None:
+    def examine(self, wait: TaskWait[H], now: float) -> None:
         """Note which lease blocks the wait, and since when. Log a warning, or refuse the wait, if
         it is the same for long enough."""
-        if wait.held is None:
+        if wait.held is None or wait.refusal is not None:
             return  # It blocks no other task any more.
         following = now + _WARN_SECONDS
         lease = self._blocker(wait)
@@ -344,7 +332,7 @@ class WaitGraph(Generic[H]):
                 wait.warned = True
                 _log.warning("%s", self._message(wait, lease, "waits")[1])
             following = min(following, refused_at)
-        self._examine_later(wait, following)
+        self._timer.set(wait, following)
 
     # --- what blocks a wait -------------------------------------------------------------
 

@@ -30,8 +30,7 @@ from typing import cast
 from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
-from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.grants import Grant, OpenLeases, PacingAudit
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import LedgerCalls, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
@@ -47,6 +46,7 @@ from gatekeeper.pacing.queues import (
 )
 from gatekeeper.pacing.scopes import (
     DURABLE,
+    INF,
     LONGEST,
     REFUSALS,
     UNDERIVED,
@@ -64,6 +64,8 @@ from gatekeeper.urls import mask
 HELD, SERVING = QueuePlace.HELD, QueuePlace.SERVING
 
 _MAX_INTERVALS = 10_000
+_EXPIRY_PAUSE = 1.0
+"""Least seconds between two searches for expired leases."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class Engine:
 
     `timer` is set for the moment at which something falls due. Without a timer the caller has to
     call `run` and `expire`. `remote` is the ledger outside this process. `on_idle` is called when
-    the last lease ends after `halt`. `audit` is the audit record, if there is one.
+    the last lease ends after `halt`.
     """
 
     def __init__(
@@ -85,7 +87,6 @@ class Engine:
         *,
         remote: LedgerCalls | None = None,
         on_idle: Callable[[], object] = lambda: None,
-        audit: PacingAudit | None = None,
     ) -> None:
         self.clock = clock
         self.now: Callable[[], float] = clock.monotonic
@@ -97,7 +98,10 @@ class Engine:
             timer.hold()
         self.timer = timer
         self.queues: Queues = Queues(timer, None if remote is None else remote.forget)
-        self.leases: OpenLeases = OpenLeases()
+        self.leases: dict[Grant, None] = {}
+        """The open leases."""
+        self._next_expiry = INF
+        """No lease expires before this monotonic time."""
         self.remote = remote
         self._usual_interval = lru_cache(_MAX_INTERVALS)(usual_interval)
         self.promises: Promises | None = None
@@ -110,16 +114,12 @@ class Engine:
         """A queue is due that could not be served: too many leases in flight, or halted."""
         self.granted: int = 0
         """Leases granted since the start."""
-        self.grant_limit: int = 0
-        """Upper bound of `granted`. It rises by one with each lease that ends."""
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
-        self._audit = audit
-        self._grant_class = Grant if audit is None else audit.grants
-        self._capacity = 0
+        self._audit = memory.audit
+        self._grant_class = Grant if memory.audit is None else memory.audit.grants
         self._running = False
-        self.usual: dict[Grant, None] = self.leases.usual
         self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
 
@@ -129,13 +129,11 @@ class Engine:
         """Start granting, and make clocks durable if there is a storage."""
         self.promises = self._memory.promises
         self.halted = False
-        self._set_limit()
 
     def halt(self) -> None:
         """Stop granting. Open leases continue."""
         self.halted = True
         self.overdue = True
-        self._set_limit()
 
     def close(self) -> None:
         """Stop making clocks durable. Leases that are still open have no later line."""
@@ -148,51 +146,29 @@ class Engine:
         """Apply changed settings of the operator's rules."""
         pacing = self._memory.rules.pacing
         self.pacing: PacingConfig = pacing
-        self.learns_latency: bool = pacing.latency_factor > 0
+        # No lease is granted without waiting in a dry run, which counts each start, or with a
+        # remote ledger, which has to book each start.
+        self._never_immediate = pacing.dry_run or self.remote is not None
         self.follow_budgets()
-        self._jitter = pacing.jitter
-        self._ttl = pacing.lease_ttl
         if self._audit is not None:
             self._audit.settings_changed(pacing)
         self.unproven.adjust(pacing.max_in_flight)
-        self._set_limit()
 
     def follow_budgets(self) -> None:
         """Apply changed daily budgets of the operator's rules."""
         self.budgeted: bool = self._memory.rules.budgeted
-        self._update_conditions()
-
-    def _update_conditions(self) -> None:
-        # No lease is granted without waiting in a dry run, which counts each start, or with a
-        # remote ledger, which has to book each start.
-        self._never_immediate = self.pacing.dry_run or self.remote is not None
-        self._has_conditions = self._never_immediate or self.budgeted or self.frozen
-        """Conditions other than clocks and slots may block an immediate lease."""
-
-    def _set_limit(self) -> None:
-        room = 0 if self.halted else self.pacing.max_in_flight
-        self.grant_limit += room - self._capacity
-        self._capacity = room
 
     def freeze(self, unanswered: Set[str]) -> None:
         """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
-        whose last attempt failed, get no lease except for robots.txt."""
+        whose last attempt failed, get no lease except for robots.txt, whose fetch shows when the
+        fault is over. The set may grow meanwhile."""
         self.frozen, self.unanswered = True, unanswered
-        self._update_conditions()
 
     def thaw(self) -> None:
         """Undo `freeze`."""
         self.frozen = False
         self.unanswered = frozenset()
-        self._update_conditions()
-        now = self.now()
-        self.queues.reposition_all(now)
-        self.run(now)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of open leases."""
-        return self.granted - self.grant_limit + self._capacity
+        self.reconsider_all(self.now())
 
     # --- intervals ----------------------------------------------------------------------
 
@@ -213,7 +189,7 @@ class Engine:
         request's clock was started with a guess, and now runs by what the file asks for, whether
         that is longer or shorter.
         """
-        known, guessed = asked is not UNKNOWN, scope.asked is UNKNOWN
+        known, guessed, before = asked is not UNKNOWN, scope.asked is UNKNOWN, scope.interval
         seconds = self.derive(scope, asked, now)
         taught = None if scope.history is None else scope.history.back_off
         if known and taught is not None and taught.guessed:
@@ -222,7 +198,9 @@ class Engine:
         if seconds > scope.interval:
             self._lengthen(scope, seconds, now)
         elif known and guessed and scope.interval < LONGEST:
-            scope.interval = jittered(seconds, self._jitter, self._rng)
+            scope.interval = jittered(seconds, self.pacing.jitter, self._rng)
+        if scope.interval < before:
+            self.changed(scope, now)
         return seconds
 
     def _put_in_force(self, scope: Scope, asked: RobotsInterval, now: float) -> bool:
@@ -239,7 +217,7 @@ class Engine:
         # origin of the host asks for less.
         if seconds <= DURABLE < scope.interval < LONGEST and not same:
             self._memory.longer_intervals[scope.name] = scope.interval
-        scope.interval = jittered(seconds, self._jitter, self._rng)
+        scope.interval = jittered(seconds, self.pacing.jitter, self._rng)
         return True
 
     def _lengthen(self, scope: Scope, seconds: float, now: float) -> None:
@@ -256,7 +234,6 @@ class Engine:
         host: str,
         asked: RobotsInterval | None,
         now: float | None = None,
-        ttl: float | None = None,
         admit: Callable[[], Offer] | None = None,
         scope: Scope | None = None,
     ) -> Grant | None:
@@ -273,31 +250,24 @@ class Engine:
             now = self.now()
         if (
             scope.queue is not None
-            or self.granted >= self.grant_limit
+            or self.halted
+            or len(self.leases) >= self.pacing.max_in_flight
             or scope.due_at() > now
             or (scope.to_prove and self.unproven.room <= 0)
-            or (self._has_conditions and self._must_wait(scope))
+            or self._never_immediate
+            or (self.budgeted and scope.settings.budget is not None)
+            or (self.frozen and scope.name in self.unanswered)
         ):
             return None
-        if scope.shared:
-            for other in scope.shared:
-                if other.queue is not None or other.due_at() > now:
-                    return None
+        for other in scope.shared:
+            if other.queue is not None or other.due_at() > now:
+                return None
         if asked is None:
             offer = None if admit is None else admit()
             if offer is not scope.asked and not isinstance(offer, RobotsInterval):
                 return None
             asked = offer
-        return self.grant(scope, asked, now, url, ttl)
-
-    def _must_wait(self, scope: Scope) -> bool:
-        """Return True if a condition other than clocks and slots blocks an immediate lease: a dry
-        run, a remote ledger, a budget or a local fault."""
-        return (
-            self._never_immediate
-            or (self.budgeted and scope.settings.budget is not None)
-            or (self.frozen and scope.name in self.unanswered)
-        )
+        return self.grant(scope, asked, now, url)
 
     def grant(
         self,
@@ -305,7 +275,6 @@ class Engine:
         asked: RobotsInterval | None,
         now: float,
         url: str,
-        ttl: float | None,
         counts_as_page: bool = False,
     ) -> Grant | None:
         """Grant a lease of a host that is due. Return None if it may not start now after all.
@@ -328,8 +297,8 @@ class Engine:
         if promises is not None and promises.unwritten and not (asked is None or promises.marked):
             promises.mark()
         to_prove, shared = scope.to_prove, scope.shared
-        expires = now + (self._ttl if ttl is None else ttl)
-        grant = self._grant_class(self, scope, url, now, expires, scope.basis, shared, to_prove)
+        expires = now + self.pacing.lease_ttl
+        grant = self._grant_class(self, scope, url, now, expires, (scope.basis,), shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
@@ -343,43 +312,49 @@ class Engine:
             grant.counts_as_page = True
             scope.count_usage(now, pages=1)
         self.granted += 1
-        if ttl is None:
-            self.usual[grant] = None
-        else:
-            self.leases.add_custom(grant)
-        if expires < self.timer.when:
-            self.timer.set(expires)
+        self.leases[grant] = None
+        if expires < self._next_expiry:
+            self.expire_by(expires)
         if promises is not None and asked is not None:
             try:
                 self.make_durable(grant, now, promises.promise)
             except BaseException:
                 self.granted -= 1  # Not durable, so not granted.
-                self.grant_limit -= 1
                 grant.undo()
                 raise
         return grant
 
-    def grant_at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
+    def grant_at_any_time(self, scope: Scope, now: float, url: str) -> Grant:
         """Grant a lease whatever the clocks say; the caller sets them."""
-        return cast("Grant", self.grant(scope, None, now, url, ttl))  # Never None without `asked`.
+        return cast("Grant", self.grant(scope, None, now, url))  # Never None without `asked`.
+
+    def reopen(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+        """Reopen a lease that an earlier process granted. The clocks stay as they are."""
+        if seconds <= 0:
+            bases = (scope.basis,)
+            return Grant(self, scope, url, now, now, bases, (), head_reported=True, open=False)
+        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
+        grant = self.grant_at_any_time(scope, now, url)
+        grant.renew(seconds)
+        for one, basis, interval in clocks:
+            one.basis, one.interval = basis, interval
+        if self.remote is not None:
+            grant.hold = self.remote.adopt(tuple(one.name for one, _, _ in clocks))
+        return grant
 
     def _start_shared(self, grant: Grant, start: float) -> None:
-        grant.has_extras = True
-        grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
+            grant.bases_before += (other.basis,)
             other.basis = start
-            other.interval = jittered(other.settings.default, self._jitter, self._rng)
+            other.interval = jittered(other.settings.default, self.pacing.jitter, self._rng)
             other.in_flight += 1
             other.unheaded += 1
 
     def make_durable(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
         """Make those clocks of a lease durable that have to be, by calling `keep`."""
-        must_keep, scope = self._memory.must_keep, grant.scope
-        if must_keep(scope):
-            keep(scope, now)
-        for other in grant.others:
-            if must_keep(other):
-                keep(other, now)
+        for scope in (grant.scope, *grant.others):
+            if self._memory.must_keep(scope):
+                keep(scope, now)
 
     # --- serving the waiters ------------------------------------------------------------
 
@@ -395,7 +370,7 @@ class Engine:
             ready = queues.ready
             if queues.moments and queues.moments[0] <= now:
                 queues.fall_due(now)
-            while self.granted < self.grant_limit:
+            while not self.halted and len(self.leases) < self.pacing.max_in_flight:
                 # Queues held for lack of room fell due before all queues that are due now.
                 if not unproven.held or unproven.room <= 0 or not (queue := unproven.next_held()):
                     if not ready:
@@ -406,21 +381,20 @@ class Engine:
             self.overdue = True
         finally:
             self._running = False
-        if self.halted and self.in_flight == 0:
+        if self.halted and not self.leases:
             self._on_idle()
 
     def next_due(self) -> float:
         """Return when the next queue falls due or lease expires; inf: not before an event."""
-        expiry = self.leases.next_expiry()
+        expiry = self._next_expiry
         return expiry if self.halted else min(expiry, self.queues.next_due())
 
     def freed(self, grant: Grant, now: float) -> None:
         """Reconsider the waiters for the scopes of a lease, and grant what is due."""
         queues = self.queues
         queues.reposition(grant.scope, now)
-        if grant.others:
-            for other in grant.others:
-                queues.reposition(other, now)
+        for other in grant.others:
+            queues.reposition(other, now)
         if queues.ready or self.overdue:
             self.run(now)
 
@@ -429,23 +403,32 @@ class Engine:
         limit applies to it. A page of another unproven host may start then."""
         if grant.unproven:
             grant.unproven = 0
-            unproven = self.unproven
-            unproven.room += 1
-            if not unproven.held:
-                return
-            if self.granted >= self.grant_limit:
-                self.overdue = True
-            else:
+            self.unproven.room += 1
+            if self.unproven.held:
                 self.run(now)
+
+    def reconsider_all(self, now: float) -> None:
+        """Reconsider every queue, and grant what is due now."""
+        self.queues.reposition_all(now)
+        self.run(now)
 
     def changed(self, scope: Scope, now: float) -> None:
         """Reconsider a scope that changed, and grant what is due now."""
         self.queues.reposition(scope, now)
         self.run(now)
 
+    def expire_by(self, moment: float) -> None:
+        """Have `expire` called at that moment."""
+        if moment < self._next_expiry:
+            self._next_expiry = moment
+            self.timer.set_no_later(moment)
+
     def expire(self, now: float) -> None:
-        """End every expired lease as used, except those whose request is in flight."""
-        for grant in self.leases.expired(now):
+        """End every expired lease as used, except those whose request is in flight. As it reads
+        all open leases, it does so once in `_EXPIRY_PAUSE` seconds, so some end a little late."""
+        if now < self._next_expiry:
+            return
+        for grant in [one for one in self.leases if one.expires_at <= now]:
             if grant.in_use:
                 if grant.scope.queue is not None:
                     told = "requests wait for the response of %s, open for %.0f s: %s"
@@ -454,10 +437,9 @@ class Engine:
                 grant.renew(self.pacing.lease_ttl)
                 continue
             self.counters.expired += 1
-            try:
-                grant.release()
-            except GatekeeperError:
-                _log.exception("the end of a lease of %s could not be stored", grant.scope.name)
+            grant.release()
+        first = min((one.expires_at for one in self.leases), default=INF)
+        self._next_expiry = max(first, now + _EXPIRY_PAUSE)
 
     def _serve(self, queue: ScopeQueue, now: float) -> None:
         """Offer one lease to the queue's waiters, and leave the queue in its next place."""
@@ -496,7 +478,8 @@ class Engine:
         """Return True if something other than the host's own clock forbids the lease. The queue
         then waits for that."""
         if queue.scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
-            self.unproven.hold(queue)
+            queue.place = HELD
+            self.unproven.held[queue] = None
             return True
         if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
             queue.place = HELD  # Until `thaw`; a robots.txt waiter that joins moves it.
@@ -509,7 +492,9 @@ class Engine:
 
     def _serve_shared(self, queue: ScopeQueue, now: float) -> None:
         """Serve the first queue that is parked at a shared scope, if that scope is due."""
-        if queue.scope.due_at() <= now and (first := self.queues.unpark(queue)) is not None:
+        if queue.parked and queue.scope.due_at() <= now:
+            first, _ = queue.parked.popitem(last=False)
+            first.parked_in, first.place = None, SERVING
             self._serve(first, now)
         if queue.parked:
             queue.place = HELD
@@ -530,21 +515,22 @@ class Engine:
                 else:  # PASSED: it only wanted to be notified.
                     self.queues.served(queue, waiter)
                 return None
-            if self._has_conditions:
-                if self.budgeted and waiter.priority != ROBOTS:
-                    budget = scope.check_budget(now)
-                if (remote := self.remote) is not None:
-                    seconds = self.derive(scope, asked, now)
-                    if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
-                        return None
-            grant = self.grant(scope, asked, now, waiter.url, waiter.ttl, budget is not None)
+            if self.budgeted and waiter.priority != ROBOTS:
+                if (spent := scope.budget_spent(now)) is not None:
+                    raise spent
+                budget = scope.settings.budget
+            if (remote := self.remote) is not None:
+                seconds = self.derive(scope, asked, now)
+                if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
+                    return None
+            grant = self.grant(scope, asked, now, waiter.url, budget is not None)
         except Exception as error:  # noqa: BLE001 - any error goes to the waiter
             self.counters.refused += 1
             self.queues.served(queue, waiter)
             waiter.refuse(error)
             return None
         if remote is not None and grant is not None:
-            grant.attach_hold(remote.granted(queue))
+            grant.hold = remote.granted(queue)
         return grant
 
     # --- reports ------------------------------------------------------------------------
@@ -573,10 +559,9 @@ class Engine:
         if not self._learn(scope, report, now):
             return
         history = scope.ensure_history()
-        if status in REFUSALS and not sent_before_refusal and _log.isEnabledFor(logging.INFO):
-            _log.info(
-                "%s: %s", scope.name, history.describe_back_off(now, self.clock.wall(), self.pacing)
-            )
+        if status in REFUSALS and history.back_off is not None and not sent_before_refusal:
+            slowed = history.back_off.describe(now, self.clock.wall(), self.pacing)
+            _log.info("%s: %s", scope.name, slowed)
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:
@@ -603,13 +588,11 @@ class Engine:
         if not blocks:
             self.forget_if_clear(scope, now)
         seconds = self.derive(scope, scope.asked, now)
-        slower = seconds > scope.interval
-        if slower:
-            scope.interval = seconds
-        if slower and not blocks and self.remote is not None:
-            self.remote.report(Report(scope.name, 0.0, "", seconds, max(60.0, 2 * seconds)))
-        slower = slower and seconds > DURABLE
-        if self.promises is not None and not blocks and (slower or changed):
+        if seconds > scope.interval:
+            self._lengthen(scope, seconds, now)
+            if self.remote is not None and not blocks:
+                self.remote.report(Report(scope.name, 0.0, "", seconds, max(60.0, 2 * seconds)))
+        if self.promises is not None and changed and not blocks:
             self.promises.remember(scope, now)
         return blocks
 

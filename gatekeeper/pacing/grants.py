@@ -1,4 +1,4 @@
-"""Granted leases: the life of each (`Grant`), and the open ones in order of expiry (`OpenLeases`).
+"""`Grant`: the life of a granted lease; and what an audit record is told (`PacingAudit`).
 
 A `Grant` moves the clocks of its scopes and frees their slots. What follows for the waiters, and
 what a report teaches about the host, is decided by the `Engine` that granted the lease.
@@ -6,17 +6,15 @@ what a report teaches about the host, is decided by the `Engine` that granted th
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 from weakref import ref
 
 import msgspec
 
-from gatekeeper.clock import DueHeap
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.ledger import Outcome
-from gatekeeper.pacing.scopes import INF, PROVEN, Scope
+from gatekeeper.pacing.scopes import PROVEN, Scope
 
 _MAX_BODY = 1 << 50
 """Maximum bytes that one response counts for, so that a day's sum fits into any storage."""
@@ -45,16 +43,12 @@ class Grant(msgspec.Struct, eq=False):
     url: str
     start_at: float
     expires_at: float
-    basis_before: float
-    """The host's `basis` before this grant, which `pass_on` restores."""
+    bases_before: tuple[float, ...]
+    """The `basis` of the host and of each of `others` before this grant; `undo` restores them."""
     others: tuple[Scope, ...]
     """Shared scopes taken together with the host's own."""
     unproven: int = 0
     """If not 0, the grant counts among the engine's `unproven` leases until its head arrives."""
-    has_extras: bool = False
-    """The grant took more than the host's own slot: `others`, or a `hold`."""
-    others_before: tuple[float, ...] = ()
-    """The `basis` of each of `others` before this grant."""
     head_reported: bool = False
     """The head was reported separately by `head`, or no longer can be: the grant has ended."""
     reported: bool = False
@@ -100,11 +94,6 @@ class Grant(msgspec.Struct, eq=False):
         """Do not expire while this connection is in use, open and referenced. None: no longer."""
         self.held_by = None if connection is None else ref(connection)
 
-    def attach_hold(self, hold: Any) -> None:
-        """Attach the `Hold` by which a remote ledger granted this lease."""
-        self.hold = hold
-        self.has_extras = True
-
     @property
     def stale(self) -> bool:
         """True if a request that was not sent yet must not be sent any more. See `Hold.stale`."""
@@ -120,7 +109,7 @@ class Grant(msgspec.Struct, eq=False):
         self._start_clocks(now)
         if self.scope.to_prove:
             self.scope.to_prove -= 1
-        self._after_head(now)
+        self.engine.freed(self, now)
 
     def report(
         self,
@@ -141,68 +130,26 @@ class Grant(msgspec.Struct, eq=False):
             return
         self.reported = True
         engine, scope = self.engine, self.scope
-        if (
-            status is None
-            or status >= 400
-            or retry_after is not None
-            or rate_limit is not None
-            or scope.history is not None
-            or engine.learns_latency
-        ):
-            now = engine.now() if now is None else now
-            self._observe(status, elapsed, retry_after, rate_limit, now)
-        elif (
-            not self.head_reported
-        ):  # The usual report: the head arrived, and nothing else to note.
-            if now is None:
-                now = engine.now()
-            if self.has_extras:
-                self._start_clocks(now)
-            else:  # `_start_clocks` inlined: every request takes this path.
-                scope.unheaded -= 1
-                if now > scope.basis:  # noqa: PLR1730
-                    scope.basis = now
-                if self.unproven:
-                    engine.release_unproven(self, now)
-            if scope.to_prove:
-                scope.to_prove -= 1
-            if (
-                self.has_extras
-                or engine.promises is not None
-                or (scope.queue is not None and scope.in_flight < scope.settings.limit)
-            ):
-                self._after_head(now)
-
-    def _observe(
-        self,
-        status: int | None,
-        elapsed: float | None,
-        retry_after: float | str | None,
-        rate_limit: str | None,
-        now: float,
-    ) -> None:
-        """Note a report from which something may be learnt about the host."""
-        began = not self.head_reported
-        if began:
+        if now is None:
+            now = engine.now()
+        if not self.head_reported:
             self._start_clocks(now)
             if status is None and elapsed is not None:
-                self.scope.to_prove = PROVEN
-            elif self.scope.to_prove:
-                self.scope.to_prove -= 1
+                scope.to_prove = PROVEN
+            elif scope.to_prove:
+                scope.to_prove -= 1
         elif status is None:
             elapsed = None  # A response had started: its end is not counted as a failed request.
         try:
-            self.engine.observe(self, status, elapsed, retry_after, rate_limit, now)
-        finally:
-            self._after_head(now, began)
-
-    def _after_head(self, now: float, began: bool = True) -> None:
-        """Save the clocks if they started to count now (`began`), and reconsider the waiters for
-        another slot of the host or for a shared scope."""
-        engine, scope = self.engine, self.scope
-        try:
-            if began and engine.promises is not None:
-                engine.make_durable(self, now, engine.promises.remember)
+            if (
+                status is None
+                or status >= 400
+                or retry_after is not None
+                or rate_limit is not None
+                or scope.history is not None
+                or engine.pacing.latency_factor > 0
+            ):
+                engine.observe(self, status, elapsed, retry_after, rate_limit, now)
         finally:
             if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
                 engine.freed(self, now)
@@ -213,28 +160,19 @@ class Grant(msgspec.Struct, eq=False):
         if not self.open:
             return
         engine, scope = self.engine, self.scope
-        began = None  # now, if the clocks start to count here
         if not (self.reported or self.head_reported):
-            began = now = engine.now() if now is None else now
+            now = engine.now() if now is None else now
             self.head_reported = True
-            self._start_clocks(began)
+            self._start_clocks(now)
         self.open = False
-        try:
-            del engine.usual[self]
-        except KeyError:
-            engine.leases.remove(self)
-        engine.grant_limit += 1
+        del engine.leases[self]
         scope.in_flight -= 1
-        if self.has_extras:
+        for other in self.others:
+            other.in_flight -= 1
+        if self.hold is not None:
             self._end_hold("sent")
-            for other in self.others:
-                other.in_flight -= 1
-        try:
-            if began is not None and engine.promises is not None:
-                engine.make_durable(self, began, engine.promises.remember)
-        finally:
-            if self.has_extras or scope.queue is not None or engine.overdue:
-                engine.freed(self, engine.now() if now is None else now)
+        if self.others or scope.queue is not None or engine.overdue:
+            engine.freed(self, engine.now() if now is None else now)
 
     def give_back(self) -> None:
         """End a grant whose request was never sent: free the slots, leave the clocks as set."""
@@ -256,10 +194,7 @@ class Grant(msgspec.Struct, eq=False):
     def undo(self) -> None:
         """End the grant and restore the clocks, as if it had never been granted."""
         self._withdraw("undone")
-        for one, basis in (
-            (self.scope, self.basis_before),
-            *zip(self.others, self.others_before, strict=True),
-        ):
+        for one, basis in zip((self.scope, *self.others), self.bases_before, strict=True):
             if one.basis == self.start_at:  # No other lease has started since.
                 one.basis = basis
         self.release()
@@ -267,10 +202,8 @@ class Grant(msgspec.Struct, eq=False):
     def renew(self, seconds: float) -> None:
         """Let the lease expire this many seconds from now."""
         if self.open:
-            self.engine.leases.remove(self)
             self.expires_at = self.engine.now() + max(0.0, seconds)
-            self.engine.leases.add_custom(self)
-            self.engine.timer.set_no_later(self.expires_at)
+            self.engine.expire_by(self.expires_at)
 
     def _withdraw(self, outcome: Outcome) -> None:
         """Note that no request was or will be sent, so that no head is awaited."""
@@ -288,18 +221,20 @@ class Grant(msgspec.Struct, eq=False):
             self.engine.remote.end(hold, outcome)
 
     def _start_clocks(self, now: float) -> None:
-        """Start the clocks: the head arrived, or the request is over."""
-        scope = self.scope
+        """Start the clocks, durably: the head arrived, or the request is over."""
+        engine, scope = self.engine, self.scope
         scope.unheaded -= 1
-        scope.basis = max(scope.basis, now)
-        if self.has_extras:
-            for other in self.others:
-                other.unheaded -= 1
-                other.basis = max(other.basis, now)
-            if self.hold is not None and self.engine.remote is not None:
-                self.engine.remote.head(self.hold)
+        if now > scope.basis:  # noqa: PLR1730 - no call here
+            scope.basis = now
+        for other in self.others:
+            other.unheaded -= 1
+            other.basis = max(other.basis, now)
+        if self.hold is not None and engine.remote is not None:
+            engine.remote.head(self.hold)
+        if engine.promises is not None:
+            engine.make_durable(self, now, engine.promises.remember)
         if self.unproven:
-            self.engine.release_unproven(self, now)
+            engine.release_unproven(self, now)
 
 
 class PacingAudit(Protocol):
@@ -327,61 +262,3 @@ class PacingAudit(Protocol):
 
     def overrides_changed(self, source: str) -> None:
         """Note that rules about hosts changed: by the configuration, a call or the fleet."""
-
-
-class OpenLeases:
-    """The open leases, in order of expiry.
-
-    Leases of the usual lifetime expire in the order in which they were granted, so a dictionary
-    holds them. Leases with their own lifetime are in a heap, from which ended ones are swept.
-    """
-
-    def __init__(self) -> None:
-        self.usual: dict[Grant, None] = {}
-        """Leases of the usual lifetime. The engine adds them and removes ended ones directly."""
-        # No usual lease expires before this; inf: not looked up yet. It is looked up again only
-        # once it has passed, because the first key of a dictionary is slow to find after many
-        # keys were removed at its front.
-        self._usual_expiry = INF
-        self._custom_open = 0
-        self._custom = DueHeap[Grant](
-            lambda when, one: one.open and when == one.expires_at, lambda: self._custom_open
-        )
-
-    def __len__(self) -> int:
-        return len(self.usual) + self._custom_open
-
-    def __iter__(self) -> Iterator[Grant]:
-        return itertools.chain(self.usual, self._custom)
-
-    def add_custom(self, grant: Grant) -> None:
-        """Add a lease with its own lifetime."""
-        self._custom_open += 1
-        self._custom.add(grant.expires_at, grant)
-
-    def remove(self, grant: Grant) -> None:
-        """Remove a lease that ended or gets a new expiry."""
-        try:
-            del self.usual[grant]
-        except KeyError:
-            self._custom_open -= 1  # It has its own lifetime.
-
-    def expired(self, now: float) -> list[Grant]:
-        """Return the expired leases."""
-        found: list[Grant] = []
-        if self.next_expiry() <= now:
-            self._usual_expiry = INF
-            for grant in self.usual:
-                if grant.expires_at > now:
-                    self._usual_expiry = grant.expires_at
-                    break
-                found.append(grant)
-        return found + self._custom.pop(now) if self._custom_open else found
-
-    def next_expiry(self) -> float:
-        """Return a moment before which no lease expires; inf if none is open."""
-        if self._usual_expiry == INF and self.usual:
-            self._usual_expiry = next(iter(self.usual)).expires_at
-        if not self._custom_open:
-            return self._usual_expiry
-        return min(self._usual_expiry, self._custom.next())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -100,11 +100,9 @@ class Usage(msgspec.Struct, eq=False):
         self.pages += pages
         self.bytes += size
 
-    def check(self, host: str, budget: DailyBudget, now: float) -> None:
-        """Raise BudgetSpent if no further page is allowed before the end of the day."""
-        left = self.began + DAY - now
-        if left > 0 and budget.spent(self.pages, self.bytes):
-            raise BudgetSpent(host, budget, self, left)
+    def allows_after(self, budget: DailyBudget, now: float) -> float:
+        """Return the seconds until the budget allows a further page."""
+        return max(0.0, self.began + DAY - now) if budget.spent(self.pages, self.bytes) else 0.0
 
 
 class ScopeSettings(msgspec.Struct, frozen=True, eq=False):
@@ -127,6 +125,8 @@ MAX_OVERRIDES = 16
 """The most rules for one match that may be set at run time, one over the other."""
 _ROUNDING = 1e-6
 """Seconds by which a rule may end early: a wall time is a rounded sum of floats."""
+_MAX_SETTINGS = 10_000
+"""Rules whose settings are kept, ended ones included."""
 
 
 def checked(rule: HostRule) -> HostRule:
@@ -207,42 +207,40 @@ class HostRules:
     """
 
     def __init__(
-        self, rules: Iterable[HostRule], wall: Callable[[], float] = lambda: -math.inf
+        self,
+        rules: Iterable[HostRule],
+        wall: Callable[[], float] = lambda: -math.inf,
+        groups: Mapping[str, GroupRule] | None = None,
     ) -> None:
-        """`wall` is the wall clock by which rules end; the default ends none. Raises ConfigError
-        for a bad rule, or if two rules have the same match."""
+        """`wall` is the wall clock by which rules end; the default ends none. `groups`: those that
+        rules may name; None: any. Raises ConfigError for a bad rule, or if two rules have the same
+        match."""
         self._wall = wall
+        self._groups = groups
         self._configured: dict[str, HostRule] = {}
         """The configuration's rules by their match: a host, `*.` and a domain, or `*`."""
         self._set: dict[str, tuple[HostRule, ...]] = {}
         """Rules set at run time, by their match. Each one ends before those in front of it."""
         self._rules: dict[str, HostRule] = {}
         """The rules in force, by their match."""
-        self._ending: dict[str, HostRule] = {}
-        """Those of them that end."""
         self._has_domains = False
         """True if any rule matches a domain."""
         self._ended: list[HostRule] = []
         """The rules that have ended since `log_ended`."""
         for given in rules:
-            rule = checked(given)
+            rule = self._checked(given)
             if rule.match in self._configured:
                 raise ConfigError(_twice("host", "match", given.match))
             self._configured[rule.match] = rule
         for match in list(self._configured):
             self._choose(match)
 
-    def add(self, rule: HostRule) -> None:
-        """Set a rule at run time. It is in force until it ends, then the one before it is again.
-        Raises ConfigError, and changes nothing, for a bad rule, and for too many at a time."""
-        match = match_named(rule.match)
-        self.put(match, (*self._set.get(match, ()), rule))
-
     def put(self, match: str, rules: Iterable[HostRule]) -> None:
-        """Replace the rules that are set at run time for a match, the one in force last. Raises as
-        `add` does."""
+        """Replace the rules that are set at run time for a match: each is in force until it ends,
+        then the one before it is again. Raises ConfigError, and changes nothing, for a bad rule,
+        and for too many at a time."""
         kept: list[HostRule] = []
-        for rule in map(checked, rules):
+        for rule in map(self._checked, rules):
             # What ends no later than the rule over it is never in force again.
             if not self._is_over(rule):
                 kept = [one for one in kept if end_of(one) > end_of(rule)]
@@ -256,11 +254,18 @@ class HostRules:
     def replace(self, rules: Iterable[HostRule]) -> None:
         """Replace the configuration's rules, below those set at run time. If it raises ConfigError,
         nothing has changed."""
-        new = HostRules(rules, self._wall)
+        new = HostRules(rules, self._wall, self._groups)
         self._configured, self._ended = new._configured, self._ended + new._ended
-        self._rules, self._ending, self._has_domains = new._rules, new._ending, new._has_domains
+        self._rules, self._has_domains = new._rules, new._has_domains
         for match in list(self._set):
             self._choose(match)
+
+    def _checked(self, rule: HostRule) -> HostRule:
+        if not (rule.group is None or self._groups is None or rule.group in self._groups):
+            raise ConfigError(
+                f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
+            )
+        return checked(rule)
 
     def _choose(self, match: str) -> None:
         """Put the rule for a match in force, and drop those that have ended."""
@@ -272,11 +277,8 @@ class HostRules:
         if not self._set[match]:
             del self._set[match]
         self._rules.pop(match, None)
-        self._ending.pop(match, None)
         if left := [rule for rule in known if rule not in over]:
-            self._rules[match] = rule = left[-1]
-            if rule.until is not None:
-                self._ending[match] = rule
+            self._rules[match] = left[-1]
             self._has_domains = self._has_domains or match.startswith("*.")
 
     def _is_over(self, rule: HostRule) -> bool:
@@ -284,7 +286,7 @@ class HostRules:
 
     def end_due(self) -> list[str]:
         """End the rules in force whose time has come, and return their matches."""
-        due = [match for match, rule in self._ending.items() if self._is_over(rule)]
+        due = [match for match, rule in self._rules.items() if self._is_over(rule)]
         for match in due:
             self._choose(match)
         return due
@@ -297,7 +299,7 @@ class HostRules:
 
     def next_end(self) -> float:
         """Return when the next rule in force ends, in wall seconds; inf: none does."""
-        return min(map(end_of, self._ending.values()), default=math.inf)
+        return min(map(end_of, self._rules.values()), default=math.inf)
 
     def entries(self) -> list[HostRule]:
         """Return all rules in force, in no particular order."""
@@ -329,42 +331,41 @@ class HostRules:
         return rule or rules.get("*")
 
 
-class Rules:
-    """Settings of every scope, from the configuration and from rules added at run time."""
+class Rules(HostRules):
+    """The rules of a gate, and the settings of every scope that follow from them."""
 
     def __init__(self, config: Config, wall: Callable[[], float] = lambda: -math.inf) -> None:
         """`wall`: see `HostRules`."""
         self.pacing: PacingConfig = config.pacing
-        self.hosts: HostRules = HostRules(config.host, wall)
         self._by_rule: dict[HostRule | None, ScopeSettings] = {}
-        self._groups: dict[str, GroupRule] = {}
+        self._group_rules: dict[str, GroupRule] = {}
         for group in config.group:
-            if self._groups.setdefault(group.name, group) is not group:
+            if self._group_rules.setdefault(group.name, group) is not group:
                 raise ConfigError(_twice("group", "name", group.name))
+        super().__init__(config.host, wall, self._group_rules)
         self._by_kind: dict[str, ScopeSettings] = {}
-        pacing = config.pacing
         self._domain_of: Callable[[str], str | None] | None = None
-        if pacing.domain_interval is not None:
+        if config.pacing.domain_interval is not None:
             self._domain_of = _registered_domain_of()
-        for rule in config.host:
-            self._check_group(rule)
 
     @property
     def plain(self) -> bool:
         """True if no host shares a clock with others by configuration."""
-        return self._domain_of is None and not self._groups
+        return self._domain_of is None and not self._group_rules
 
     @property
     def budgeted(self) -> bool:
         """True if any host has a budget."""
-        rules = (None, *self.hosts.entries())
+        rules = (None, *self.entries())
         return any(_budget(self.pacing, rule) is not None for rule in rules)
 
     def for_host(self, host: str) -> ScopeSettings:
         """Return the settings of a host's own scope: one object for all hosts of a rule."""
-        rule = self.hosts.find(host)
+        rule = self.find(host)
         settings = self._by_rule.get(rule)
         if settings is None:
+            if len(self._by_rule) >= _MAX_SETTINGS:
+                self._by_rule.clear()
             settings = self._by_rule[rule] = self._settings(rule)
         return settings
 
@@ -388,7 +389,7 @@ class Rules:
         names: list[str] = []
         if self._domain_of is not None and (domain := self._domain_of(host)) is not None:
             names.append(f"domain:{domain}")
-        rule = self.hosts.find(host)
+        rule = self.find(host)
         if rule is not None and rule.group is not None:
             names.append(f"group:{rule.group}")
         return tuple(names)
@@ -408,52 +409,16 @@ class Rules:
             seconds = self.pacing.domain_interval or 0.0
         elif kind == "address":
             seconds = self.pacing.address_interval or 0.0
-        elif kind == "group" and (group := self._groups.get(rest)) is not None:
+        elif kind == "group" and (group := self._group_rules.get(rest)) is not None:
             seconds = group.interval
             limit = group.concurrency or _UNLIMITED
         return ScopeSettings(default=seconds, default_source=f"{kind} interval", limit=limit)
-
-    def add(self, rule: HostRule) -> None:
-        """Set a rule at run time: see `HostRules.add`."""
-        self._check_group(rule)
-        self.hosts.add(rule)
-        self._by_rule.clear()
-
-    def put(self, match: str, rules: tuple[HostRule, ...]) -> None:
-        """Replace the rules that are set at run time for a match: see `HostRules.put`."""
-        for rule in rules:
-            self._check_group(rule)
-        self.hosts.put(match, rules)
-        self._by_rule.clear()
-
-    def replace(self, rules: tuple[HostRule, ...]) -> None:
-        """Replace the configuration's rules. If it raises ConfigError, nothing has changed."""
-        for rule in rules:
-            self._check_group(rule)
-        self.hosts.replace(rules)
-        self._by_rule.clear()
-
-    def end_due(self) -> list[str]:
-        """End the rules whose time has come, and return their matches."""
-        if due := self.hosts.end_due():
-            self._by_rule.clear()
-        return due
 
     def adjust(self, pacing: PacingConfig) -> None:
         """Apply changed settings of `[pacing]`. They must not change which scopes exist."""
         self.pacing = pacing
         self._by_rule.clear()
         self._by_kind.clear()
-
-    def overridden(self, host: str) -> bool:
-        """Return True if a rule for exactly this host was set at run time."""
-        return bool(self.hosts.set_for(host))
-
-    def _check_group(self, rule: HostRule) -> None:
-        if rule.group is not None and rule.group not in self._groups:
-            raise ConfigError(
-                f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
-            )
 
 
 def _note(rule: HostRule) -> str:

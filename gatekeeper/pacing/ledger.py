@@ -385,9 +385,8 @@ class LedgerCalls:
         """Whether `_depart` is scheduled for the next iteration of the loop."""
         self._departed_at = -math.inf
         """When the latest flight left (monotonic)."""
-        self._spacing = SPACING
-        self._near = False
-        """Whether the latest round trip was short, see `SPACING`."""
+        self._spacing = 2 * SPACING
+        """Seconds between two departures; `SPACING` if the latest round trip was short."""
         self._back_off_until = -math.inf
         """No flight leaves before this time (monotonic), since one has failed."""
         self._retry_delay = RETRY_INITIAL
@@ -492,12 +491,7 @@ class LedgerCalls:
         if (look := getattr(self._ledger, "look", None)) is None:
             return []
         await asyncio.sleep(0)  # notifications leave in this iteration of the loop
-        failures = self.failures
-        while (
-            self._flights
-            and self.failures == failures
-            and any(name in self._pauses or name in self._reports for name in scopes)
-        ):
+        while self._flights and any(n in self._pauses or n in self._reports for n in scopes):
             await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
         return list(await look(scopes))
@@ -515,9 +509,8 @@ class LedgerCalls:
         waits = self._takes.pop(token, None) is not None
         if queue.asking and not waits:
             return  # the question is in flight: `_answered` ends the hold if it is granted
-        if queue.asked:
-            self._ends[token] = End(token, "undone")
-            self._schedule()
+        self._ends[token] = End(token, "undone")
+        self._schedule()
 
     # --- the LedgerListener protocol --------------------------------------------------------
 
@@ -597,7 +590,7 @@ class LedgerCalls:
         if not any((*pending, self._reports.unsent, self._pauses.unsent)):
             return
         moment, now = self._back_off_until, self._clock.monotonic()
-        if len(self._flights) >= (2 if self._near else 1):
+        if len(self._flights) >= (2 if self._spacing == SPACING else 1):
             moment = max(moment, self._departed_at + self._spacing)
         if now < moment:
             self._departure_timer.set_no_later(moment)
@@ -637,7 +630,6 @@ class LedgerCalls:
         if not failed:
             self._retry_delay = RETRY_INITIAL
             self._spacing = max(SPACING, (now - left) / MAX_FLIGHTS)
-            self._near = self._spacing == SPACING
         elif now >= self._back_off_until:  # count flights that fail together only once
             self._back_off_until = now + self._retry_delay
             self._retry_delay = min(2 * self._retry_delay, RETRY_MAX)
@@ -673,13 +665,11 @@ class LedgerCalls:
         if renew:
             calls.append((ledger.renew(renew), partial(self._renewed, renew, sent)))
         most = MAX_BATCH
-        if self._near and len(self._flights) == 1:
+        if self._spacing == SPACING and len(self._flights) == 1:
             most = min(most, max(MIN_SPLIT, (len(self._takes) + 1) // 2))
         if takes := list(itertools.islice(self._takes.values(), most)):
             for token, _ in takes:
                 del self._takes[token]
-                if token in self._waiting_queues:
-                    self._waiting_queues[token].asked = True
             calls.append((ledger.take(takes), partial(self._taken, takes, sent)))
             if self._takes:
                 self._schedule()
@@ -740,14 +730,11 @@ class LedgerCalls:
             return
         # Grants first: the clocks of refused requests may already include these grants, and would
         # prevent their use.
-        granted = [one for one in zip(takes, found, strict=True) if isinstance(one[1], Granted)]
-        for request, answer in granted:
-            self._answered(request, answer, sent, now)
-        if 0 < len(granted) < len(takes):
+        for kind in (Granted, NotBefore):
+            for request, answer in zip(takes, found, strict=True):
+                if isinstance(answer, kind):
+                    self._answered(request, answer, sent, now)
             self._callbacks.run()
-        for request, answer in zip(takes, found, strict=True):
-            if not isinstance(answer, Granted):
-                self._answered(request, answer, sent, now)
 
     def _answered(
         self, request: TakeRequest, answer: Granted | NotBefore, sent: float, now: float
@@ -774,7 +761,7 @@ class LedgerCalls:
             return
         for clock in answer.clocks:  # this page is counted again when the lease is granted
             self._callbacks.heard(clock._replace(pages=clock.pages - 1))
-        queue.asking, queue.token, queue.asked = False, "", False
+        queue.asking, queue.token = False, ""
         if now >= hold.expires_at:
             self._callbacks.deliver(queue, None, now)
             return

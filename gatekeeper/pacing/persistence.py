@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 from gatekeeper.clock import Clock, Stamp, boot_of, stamp
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.grants import PacingAudit
 from gatekeeper.pacing.host_settings import DAY, SHARED_PREFIXES, Rules, Usage
-from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory
+from gatekeeper.pacing.ledger import Report, ScopeClock
+from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, ROUNDING, BackOff, Scope, ScopeHistory
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
 
@@ -36,8 +35,6 @@ _RECENT_SECONDS = 10.0
 """At a clean end, hosts asked within this many seconds are stored whatever their interval: the next
 run may learn that they ask for a longer one, which counts from that last request."""
 
-_NO_HISTORY = ScopeHistory()
-
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +42,7 @@ class Promises:
     """Stores clocks and blocks in a `Storage`."""
 
     def __init__(self, storage: Storage, clock: Clock, memory: ScopeMemory) -> None:
-        self._storage = storage
+        self.storage: Storage = storage
         self._clock = clock
         self._memory = memory
         self._offset = clock.wall() - clock.monotonic()
@@ -63,18 +60,20 @@ class Promises:
     async def load(self) -> int:
         """Read the stored clocks; after a crash, count what was in flight as just used.
 
-        Returns how many hosts were left in the storage because there is no room for them.
+        Returns how many hosts were left in the storage because there is no room for them; not 0
+        if it can't be read yet.
         """
-        if (watch := getattr(self._storage, "watch", None)) is not None:
-            watch(self._check_exhausted)
+        self.storage.watch(self._check_exhausted)
         try:
-            records = await self._storage.load_clocks()
+            records = await self.storage.load_clocks()
         except StorageError:
-            if self.failing is None:
+            if self.storage.failing is None:
                 raise
-            return self._load_later()
+            # Continue: each host is looked up there before its first lease.
+            records, self._unread = [], True
         now = self._clock.monotonic()
-        if any(record.scope == RUNNING for record in records):
+        if self._unread or any(record.scope == RUNNING for record in records):
+            # What an earlier process did in its last second counts as just done.
             self._memory.floor_until = now + DURABLE
         moved = self._wall_moved(records)
         left = 0
@@ -82,7 +81,7 @@ class Promises:
             if record.scope == RUNNING:
                 continue
             most = self._memory.rules.pacing.max_hosts
-            room = len(self._memory.scopes) < most or _is_shared(record)
+            room = len(self._memory.scopes) < most or record.scope.startswith(SHARED_PREFIXES)
             left += not room
             if room or moved:
                 scope = self.restore(record, now)
@@ -93,16 +92,7 @@ class Promises:
                     self._memory.drop(scope)
         with contextlib.suppress(StorageError):
             self.mark()
-        return left
-
-    def _load_later(self) -> int:
-        """Continue although the storage can't be read yet: each host is looked up there before its
-        first lease, and what an earlier process did in its last second counts as just done."""
-        self._unread = True
-        self._memory.floor_until = self._clock.monotonic() + DURABLE
-        with contextlib.suppress(StorageError):
-            self.mark()
-        return 1
+        return left + self._unread
 
     def mark(self) -> None:
         """Store the record that shows the next run a crash. Raises StorageError. No lease may be
@@ -111,7 +101,7 @@ class Promises:
         record = ClockRecord(
             scope=RUNNING, next_at=0.0, paused=True, made_at=wall, boot_id=boot, boot_at=at
         )
-        self._write(record)
+        self._write(self.storage.promise, record)
 
     @property
     def marked(self) -> bool:
@@ -119,22 +109,11 @@ class Promises:
         can be stored."""
         return RUNNING not in self.unwritten
 
-    @property
-    def failing(self) -> str | None:
-        """Why records can't be made durable now; None if they can, or need not be."""
-        why: str | None = getattr(self._storage, "failing", None)
-        return why
-
-    @property
-    def exhausted(self) -> bool:
-        """True if kill -9 would lose the effects of further responses."""
-        return bool(getattr(self._storage, "exhausted", False))
-
     def is_unwritten(self, scope: Scope) -> bool:
         """Return True if a record of the scope is still unwritten, as far as is known here."""
         if not self.unwritten:
             return False
-        if self.marked and hasattr(self._storage, "failing") and self.failing is None:
+        if self.marked and self.storage.failing is None:
             self.unwritten.clear()  # The storage has written all of them by now.
             self._unread = False
         return scope.name in self.unwritten
@@ -162,14 +141,13 @@ class Promises:
     def restore(self, record: ClockRecord, now: float) -> Scope:
         """Set the scope that a record describes, creating it if needed, and return it."""
         memory = self._memory
-        scope = memory.scopes.get(record.scope)
-        if scope is None:
-            scope = memory.create(record.scope, shared=_is_shared(record))
+        scope = memory.scopes.get(record.scope) or memory.create(record.scope)
         self.check_wall(now)
         shift = self._shift(record, now)
         ahead = max(0.0, record.next_at + shift - now)
         if (interval := record.interval) is None or not 0.0 <= interval < INF:
-            scope.not_before(now + ahead)
+            # With the longest possible interval, no other is counted from this basis.
+            scope.basis, scope.interval = now + ahead - LONGEST, LONGEST
         elif record.in_flight:
             # Open at a crash: the request may have been sent at the last moment. The stored time
             # does not matter: the wall clock may have jumped since.
@@ -180,37 +158,28 @@ class Promises:
             scope.interval = interval
             # After a crash: later requests, by a short interval, were not stored.
             scope.basis = max(scope.basis, memory.floor_until - max(interval, DURABLE))
-        blocked = record.blocked_until + shift
-        said_until = record.said_until + shift
-        if (
-            blocked > now
-            or said_until > now
-            or record.failures
-            or record.safe_interval
-            or record.paused
-            or record.errors
-            or record.latency is not None
-            or (record.day_at and record.day_at + shift + DAY > now)
-        ):
-            history = scope.ensure_history()
-            if blocked > now:
-                history.block(blocked, record.block_reason)
-            history.failures = record.failures
-            history.probing = record.failures > 0
-            history.failed_at = record.last_failure_at + shift if record.failures else -INF
-            if record.safe_interval:
-                history.back_off = self._back_off(record, now, shift)
-            history.paused = record.paused
-            history.errors, history.latency = record.errors, record.latency
-            if said_until > now:
-                history.rate_limit, history.rate_limit_until = record.said_interval, said_until
-            if record.day_at:
-                began = min(record.day_at + shift, now)
-                history.usage = Usage(began, record.day_pages, record.day_bytes)
-            if memory.audit is not None and blocked > now:
-                memory.audit.blocked(scope, "state")
-            if memory.audit is not None and record.paused:
-                memory.audit.paused(scope.name, "state", ended=False)
+        history = ScopeHistory(
+            failures=record.failures,
+            probing=record.failures > 0,
+            failed_at=record.last_failure_at + shift if record.failures else -INF,
+            back_off=self._back_off(record, now, shift) if record.safe_interval else None,
+            errors=record.errors,
+            latency=record.latency,
+            paused=record.paused,
+            rate_limit=record.said_interval,
+            rate_limit_until=record.said_until + shift if record.said_until else -INF,
+        )
+        if (blocked := record.blocked_until + shift) > now:
+            history.block(blocked, record.block_reason)
+        if record.day_at:
+            began = min(record.day_at + shift, now)
+            history.usage = Usage(began, record.day_pages, record.day_bytes)
+        if history.latency is not None or history.matters(now, memory.rules.pacing):
+            scope.history = history
+        if memory.audit is not None and blocked > now:
+            memory.audit.blocked(scope, "state")
+        if memory.audit is not None and record.paused:
+            memory.audit.paused(scope.name, "state", ended=False)
         return scope
 
     def _back_off(self, record: ClockRecord, now: float, shift: float) -> BackOff:
@@ -230,12 +199,13 @@ class Promises:
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
         """Return the record to store for the scope."""
+        self.check_wall(now)
         wall = self._clock.wall()
         shift = wall - now
         interval = self._memory.longest_of(scope)
         clock = scope.clock_at(interval)
         next_at = clock + shift if clock > -INF else 0.0
-        history = scope.history or _NO_HISTORY
+        history = scope.past
         blocked = history.blocked_until > now
         said = history.rate_limit_until > now
         taught, used = history.back_off, history.usage
@@ -269,44 +239,37 @@ class Promises:
     def promise(self, scope: Scope, now: float) -> None:
         """Make the scope's record durable before returning. Raises StorageError if that fails: then
         the caller must not act as if it were stored."""
-        self.check_wall(now)
-        self._write(self.record(scope, now))
+        self._write(self.storage.promise, self.record(scope, now))
 
     def remember(self, scope: Scope, now: float) -> None:
         """Make durable what is in force already because of a response, and can't be undone. If it
         can't be written now it will be as soon as possible; until then the scope gets no lease."""
-        self.check_wall(now)
         self._write_or_owe(self.record(scope, now))
 
     def _write_or_owe(self, record: ClockRecord) -> None:
         with contextlib.suppress(StorageError):
-            self._write(record, getattr(self._storage, "owe", self._storage.promise))
+            self._write(self.storage.owe, record)
         self._check_exhausted()
 
     def _check_exhausted(self) -> None:
         """Stop all leases while nothing can be written, as a block that they cause could not be."""
-        if self.exhausted:
+        if self.storage.exhausted:
             self.unwritten.add(RUNNING)
 
-    def _write(
-        self, record: ClockRecord, write: Callable[[ClockRecord], None] | None = None
-    ) -> None:
+    def _write(self, write: Callable[[ClockRecord], None], record: ClockRecord) -> None:
         try:
-            (write or self._storage.promise)(record)
-        except (StorageError, OSError) as error:
+            write(record)
+        except StorageError:
             self.unwritten.add(record.scope)
             self._check_exhausted()
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"a clock can't be kept: {error}") from error
+            raise
         self.made += 1
         if self.unwritten:
             self.unwritten.discard(record.scope)
 
     def keep(self, scope: Scope, now: float) -> None:
         """Store the scope's record with the storage's next batch."""
-        self.check_wall(now)
-        self._storage.put_clock(self.record(scope, now))
+        self.storage.put_clock(self.record(scope, now))
 
     def check_wall(self, now: float) -> None:
         """If the wall clock jumped, log it and write all records again that still matter: after a
@@ -336,13 +299,13 @@ class Promises:
             if recent or scope.unheaded or self._matters(scope, now):
                 self.keep(scope, now)
         if self._memory.floor_until <= now:
-            self._storage.forget_clock(RUNNING)
+            self.storage.forget_clock(RUNNING)
         # Otherwise the last second of a crashed run is not over yet: its requests are still
         # unknown, and the next run has to wait for it as well.
         try:
-            await self._storage.flush()
+            await self.storage.flush()
         except StorageError:
-            if not self._unread or self.failing is None:
+            if not self._unread or self.storage.failing is None:
                 raise  # Otherwise the storage was never open, and nothing was promised.
 
 
@@ -361,16 +324,10 @@ def _log_jump(seconds: float, when: str = "") -> None:
     )
 
 
-def _is_shared(record: ClockRecord) -> bool:
-    return record.scope.startswith(SHARED_PREFIXES)
-
-
 def _clock_of(scope: Scope, now: float) -> ScopeClock:
     """Return the state of a scope, for a ledger that has lost its data."""
     age = None if scope.basis == -INF else now - scope.basis
-    history = scope.history
-    if history is None:
-        return ScopeClock(scope.name, age, scope.interval)
+    history = scope.past
     blocked = max(0.0, history.blocked_until - now)
     clock = ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
     if (used := history.usage) is None or now >= used.began + DAY:
@@ -415,13 +372,9 @@ class ScopeMemory:
         self.changes: list[Scope] | None = None
         """Scopes added or removed since the reader emptied it; None: there is no reader."""
         self._clock = clock
-        self._storage = storage
         self._open = False
         self._left_in_storage = 0
         """Clocks of earlier processes for which there was no room at the start."""
-        self._loading: Counter[str] = Counter()
-        """Scopes whose records are being read from the storage. They are not moved there meanwhile,
-        so that no record is older than its scope."""
         self._in_vain_until = -INF
         """No search for removable scopes before this monotonic time."""
 
@@ -444,8 +397,7 @@ class ScopeMemory:
         return rest + [
             _clock_of(scope, now)
             for scope in list(self.scopes.values())
-            if scope.due_at(events=False) > now
-            or ((past := scope.history) is not None and (past.paused or past.usage is not None))
+            if scope.due_at(events=False) > now or scope.past.paused or scope.past.usage is not None
         ]
 
     def apply_clock(self, clock: ScopeClock) -> Scope | None:
@@ -465,6 +417,33 @@ class ScopeMemory:
             self.promises.remember(scope, now)
         return scope if blocked else None
 
+    def apply_report(self, report: Report, now: float) -> Scope | None:
+        """Apply another process's report about a scope as if the response had come to this one.
+        Return the scope; None if there is none. A block gets a scope if there is room: the member
+        that was refused may be gone when the ledger loses its data."""
+        name, seconds = report.scope, report.seconds
+        scope = self.find(name)
+        if scope is None and seconds > 0 and self.make_room():
+            scope = self.create(name)
+        if scope is None:
+            return None
+        if seconds > 0:
+            history = scope.ensure_history()
+            history.block(now + seconds, report.reason)
+            history.probing = True
+            known = 0.0 if history.back_off is None else history.back_off.slowed
+            if report.interval > known * ROUNDING:
+                taught = history.back_off = BackOff()
+                wait, until = report.interval_for, history.blocked_until
+                taught.restore(report.interval / 2.0, 0, now, wait, until, self.rules.pacing)
+        elif report.interval > 0:
+            scope.interval = max(scope.interval, report.interval)
+        elif scope.history is not None:
+            scope.history.unblock()
+        if self.promises is not None:
+            self.promises.remember(scope, now)
+        return scope
+
     def names(self, host: str, scope: Scope | None) -> tuple[str, ...]:
         """Return the names of the host's scope, which may not exist yet, and of those it shares."""
         if scope is None:
@@ -473,32 +452,23 @@ class ScopeMemory:
 
     # --- finding and creating -----------------------------------------------------------
 
-    async def load_host(self, name: str, extra: tuple[str, ...]) -> Scope:
-        """Like `host`, but reads the storage without blocking the loop.
-
-        Raises LeaseTimeout if there is no room for one more host.
-        """
-        if name not in self.scopes:
-            found = await self._load((name, *extra, *self.rules.shared_names(name)))
-            # No await from here on.
-            found = [record for record in found if record.scope not in self.scopes]
-            self.admit(name)
-            if self.promises is not None:
-                now = self._clock.monotonic()
-                for record in found:
-                    self.promises.restore(record, now)
-            if name not in self.scopes:
-                self.create(name, shared=False)
+    def admitted(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
+        """Like `host`, but raises LeaseTimeout if there is no room for one more host."""
+        if name not in self.scopes and not self.make_room():
+            raise LeaseTimeout(
+                name,
+                f"{name}: {len(self.scopes)} other hosts have clocks to keep (pacing.max_hosts)",
+            )
         return self.host(name, extra)
 
     def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
         """Return the scope of a host, with the scopes that it shares: from memory, or else from the
-        storage, or else a new one. It is not limited: see `admit`.
+        storage, or else a new one. It is not limited: see `admitted`.
         """
         scope = self.find(name)
         if scope is None:
             self.make_room()
-            scope = self.create(name, shared=False)
+            scope = self.create(name)
         if extra:
             self.share(scope, extra)
         return scope
@@ -506,23 +476,15 @@ class ScopeMemory:
     def find(self, name: str) -> Scope | None:
         """Return the scope of this name from memory or storage, or None."""
         scope = self.scopes.get(name)
-        if scope is None and self._open and self.may_be_stored:
+        if scope is None and self._is_any_stored:
             self.make_room()
             scope = self._restore_nowait(name)
         return scope
 
     @property
-    def may_be_stored(self) -> bool:
+    def _is_any_stored(self) -> bool:
         """True if some scopes are only in the storage."""
-        return self._storage is not None and (self.spilled > 0 or self._left_in_storage > 0)
-
-    def find_or_block(self, name: str, *, blocked: bool) -> Scope | None:
-        """Return what `find` returns; if that is None, a new scope for a block, if there is room:
-        the member that was refused may be gone when the ledger loses its data."""
-        scope = self.find(name)
-        if scope is None and blocked and self.make_room():
-            scope = self.create(name, shared=name.startswith(SHARED_PREFIXES))
-        return scope
+        return self._open and self.spilled + self._left_in_storage > 0
 
     def count_from(self, name: str, moment: float) -> None:
         """Note that a ledger counts the scope's clock from this moment, or a later one."""
@@ -538,11 +500,12 @@ class ScopeMemory:
 
     def _shared(self, name: str) -> Scope:
         known = self.scopes.get(name) or self._restore_nowait(name)
-        return known or self.create(name, shared=True)
+        return known or self.create(name)
 
-    def create(self, name: str, *, shared: bool) -> Scope:
-        """Create the scope of a host, or one that several hosts share (`shared`), which is unknown
-        or about to be restored from a record."""
+    def create(self, name: str) -> Scope:
+        """Create the scope of a host, or one that several hosts share, which is unknown or about to
+        be restored from a record."""
+        shared = name.startswith(SHARED_PREFIXES)
         settings = self.rules.for_shared(name) if shared else self.rules.for_host(name)
         scope = self.scopes[name] = Scope(name, settings)
         if self.changes is not None:
@@ -560,7 +523,7 @@ class ScopeMemory:
         return (
             scope.interval > DURABLE
             or scope.name in self.longer_intervals
-            or (scope.history is not None and scope.history.usage is not None)
+            or scope.past.usage is not None
             or (promises is not None and bool(promises.unwritten) and promises.is_unwritten(scope))
         )
 
@@ -568,40 +531,16 @@ class ScopeMemory:
         """Return its interval in seconds, or the longer one of another origin of the host."""
         return max(scope.interval, self.longer_intervals.get(scope.name, 0.0))
 
-    async def _load(self, names: tuple[str, ...]) -> list[ClockRecord]:
-        """Read the records of scopes that may be only in the storage."""
-        if self._storage is None or not self.may_be_stored:
-            return []
-        self._loading.update(names)
-        try:
-            found = [
-                await self._storage.load_clock(name) for name in names if name not in self.scopes
-            ]
-        finally:
-            self._loading.subtract(names)
-            for name in names:
-                if not self._loading[name]:
-                    del self._loading[name]
-        return [record for record in found if record is not None]
-
     def _restore_nowait(self, name: str) -> Scope | None:
         """Restore a scope from the storage without awaiting. Return None if it is not only there.
         Raises StorageError.
         """
-        if not self._open or self._storage is None or self.promises is None:
+        if self.promises is None or not self._is_any_stored:
             return None
-        record = self._storage.load_clock_nowait(name) if self.may_be_stored else None
+        record = self.promises.storage.load_clock_nowait(name)
         return None if record is None else self.promises.restore(record, self._clock.monotonic())
 
     # --- room ---------------------------------------------------------------------------
-
-    def admit(self, name: str) -> None:
-        """Raise LeaseTimeout if there is no room for this host."""
-        if name not in self.scopes and not self.make_room():
-            raise LeaseTimeout(
-                name,
-                f"{name}: {len(self.scopes)} other hosts have clocks to keep (pacing.max_hosts)",
-            )
 
     def make_room(self) -> bool:
         """Evict scopes, or move them to the storage, if there are too many. Return False if there
@@ -616,14 +555,9 @@ class ScopeMemory:
         shared = {other for scope in scopes.values() for other in scope.shared}
         owed = []
         for scope in list(scopes.values()):
-            if (
-                scope.queue is not None
-                or scope.in_flight
-                or scope in shared
-                or scope.name in self._loading
-            ):
+            if scope.queue is not None or scope.in_flight or scope in shared:
                 continue
-            if self.matters(scope, now) or self.rules.overridden(scope.name):
+            if self.matters(scope, now) or self.rules.set_for(scope.name):
                 owed.append(scope)
             else:
                 self.drop(scope)

@@ -10,7 +10,7 @@ Between any two calls, a queue with a waiter is in exactly one place: READY (in 
 head or the end of a lease, a resume, the end of a robots fetch, or an answer of the ledger.
 
 The moment at which a queue falls due is only a hint: the clocks are read again when it comes. So a
-new delay or block moves no entry. Queues that fall due at the same moment share one entry.
+new delay or block moves no entry.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ ROBOTS = INF
 """The priority of a robots.txt fetch: before every page of its host."""
 
 _SWEEP_SLACK = 64
+_SPARE_ENTRIES = 1024
 _order = itertools.count()
 
 
 class Waiter:
     """A waiter for a lease of one host: an interface whose methods the engine calls."""
 
-    __slots__ = ("fetching", "gone", "priority", "stays", "ttl", "url")
+    __slots__ = ("fetching", "gone", "priority", "stays", "url")
 
-    def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
+    def __init__(self, url: str, priority: float = 0.0) -> None:
         self.url: str = url
         self.priority: float = priority
         """The highest priority goes first; equal ones first come, first served."""
-        self.ttl: float | None = ttl
-        """Lifetime of the lease in seconds; None: as configured."""
         self.gone: bool = False
         """Served, refused, cancelled or timed out: the queue passes it over."""
         self.fetching: bool = False
@@ -126,8 +125,6 @@ class ScopeQueue:
     """Waiters that are fetching robots.txt. No page goes before they are back."""
     asking: bool = False
     """An answer of the ledger is awaited."""
-    asked: bool = False
-    """The ledger was asked with `token`, and may remember it."""
     token: str = ""
     """Identifies the first waiter's request to the ledger."""
     ask_at: float = -INF
@@ -206,16 +203,15 @@ class Queues:
         """Number of waiters in all queues."""
         self.ready: deque[ScopeQueue] = deque()
         """Queues that are due, in the order in which they became so."""
-        self.moments: list[float] = []
-        """A heap of the moments at which queues fall due; see `fall_due`."""
-        self.by_moment: dict[float, ScopeQueue | list[ScopeQueue]] = {}
-        """The queues that fall due at each moment; usually one."""
-        self._stale = 0
-        """Entries of `by_moment` that are no longer valid."""
-        self._max_stale = 1024
-        """Number of stale entries above which they are swept out."""
         self._all: dict[ScopeQueue, None] = {}
         """An ordered set."""
+        self.moments: list[float] = []
+        """A heap of the moments at which queues fall due."""
+        self._by_moment: dict[float, list[ScopeQueue]] = {}
+        """The queues of each moment. Some may have moved since."""
+        self._entries = 0
+        """Queues in all lists of `_by_moment`."""
+        self._max_entries = _SPARE_ENTRIES
         self.deadlines: DueHeap[Waiter] = DueHeap(
             lambda _, waiter: not waiter.gone, lambda: self.waiting
         )
@@ -223,33 +219,27 @@ class Queues:
 
     # --- waiters ------------------------------------------------------------------------
 
-    def join(self, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Add a waiter for the host. Return True if a queue is ready: then `Engine.run` must follow
-        before anything is awaited."""
+    def join(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """Add a waiter for the host. `Engine.run` must follow before anything is awaited."""
         self.waiting += 1
-        queue: ScopeQueue | None = scope.queue
-        if queue is None:
-            queue = self._new(scope)
-            queue.only, queue.alive = waiter, 1
-        else:
-            queue.add(waiter)
+        queue: ScopeQueue = scope.queue or self._new(scope)
+        queue.add(waiter)
         if queue.place is _HELD:
             self.reposition(scope, now)
-        return bool(self.ready)
 
-    def leave(self, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Remove a waiter that was cancelled or timed out. Return True if `Engine.run` must follow.
+    def leave(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """Remove a waiter that was cancelled or timed out. `Engine.run` must follow.
 
         The cost does not depend on the number of waiters: when a queue falls due does not depend
         on which waiter is first, so nothing moves while there is another waiter.
         """
         if waiter.gone:
-            return False
+            return
         waiter.gone = True
         self.waiting -= 1
         queue: ScopeQueue | None = scope.queue
         if queue is None:
-            return False
+            return
         queue.alive -= 1
         if waiter.fetching:
             waiter.fetching = False
@@ -262,10 +252,8 @@ class Queues:
             elif waits:
                 self.retire(queue)
         queue.sweep()
-        if not (queue.has_conditions and queue.alive and waits):
-            return False  # In other places the queue is examined when it is taken out.
-        self.reposition(scope, now)
-        return True
+        if queue.has_conditions and queue.alive and waits:
+            self.reposition(scope, now)  # In other places it is examined when it is taken out.
 
     def blocked(self, scope: Scope, now: float) -> None:
         """Note that a block of the scope started: find the waiters that will not outlast it."""
@@ -296,15 +284,11 @@ class Queues:
             self.reposition(scope, now)
 
     def served(self, queue: ScopeQueue, waiter: Waiter) -> None:
-        """Remove a waiter that got its lease, or will never get one."""
+        """Remove a waiter that got its lease, or will never get one. `first` drops it."""
         if not waiter.gone:
             waiter.gone = True
             self.waiting -= 1
             queue.alive -= 1
-        if queue.only is waiter:
-            queue.only = None
-        elif (heap := queue.heap) and heap[0][2] is waiter:
-            heappop(heap)  # A waiter that is no longer the first is dropped by `first`.
 
     def refuse_all(self, error: Callable[[], Exception]) -> None:
         """Refuse every waiter. Each gets an error of its own: an error that many tasks raise would
@@ -315,14 +299,6 @@ class Queues:
                 if not waiter.gone:
                     self.served(queue, waiter)
                     waiter.refuse(error())
-
-    def ask_again(self, now: float) -> None:
-        """Let every queue ask the ledger again, as its answers may differ now. `Engine.run` must
-        follow."""
-        for queue in self._all:
-            if queue.token:
-                queue.ask_at = now
-                self.reposition(queue.scope, now)
 
     def waiters(self) -> list[Waiter]:
         """Return all waiters that have not left, in no particular order."""
@@ -340,40 +316,33 @@ class Queues:
             return
         due = queue.due_at() if queue.has_conditions else scope.due_at()
         if due <= now:
-            self._make_ready(queue, now)
+            if self.moments and self.moments[0] <= now:
+                self.fall_due(now)  # Those go first, and this queue may be one of them.
+            if queue.place is not _READY:
+                queue.place = _READY
+                self.ready.append(queue)
             return
-        if place is _TIMED:
-            if due == queue.due:
-                return
-            self._count_stale()
         if due == INF:
             queue.place = _HELD
-            return
-        queue.place = _TIMED
-        queue.due = due
-        others = self.by_moment.setdefault(due, queue)
-        if others is queue:
-            heappush(self.moments, due)
-            if due < self.timer.when:
-                self.timer.set(due)
-        elif isinstance(others, list):
-            others.append(queue)
-        else:
-            self.by_moment[due] = [others, queue]
-
-    def _make_ready(self, queue: ScopeQueue, now: float) -> None:
-        if self.moments and self.moments[0] <= now:
-            self.fall_due(now)  # Those go first, and this queue may be one of them.
-            if queue.place is _READY:
-                return
-        if queue.place is _TIMED:
-            self._count_stale()
-        queue.place = _READY
-        self.ready.append(queue)
+        elif place is _HELD or due != queue.due:
+            queue.place = _TIMED
+            queue.due = due
+            if (others := self._by_moment.get(due)) is not None:
+                others.append(queue)
+            else:
+                self._by_moment[due] = [queue]
+                heappush(self.moments, due)
+                if due < self.timer.when:
+                    self.timer.set(due)
+            self._entries += 1
+            if self._entries > self._max_entries:
+                self._drop_outdated()
 
     def reposition_all(self, now: float) -> None:
-        """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
+        """Reconsider every queue after a change to all scopes, or to what a ledger may answer.
+        `Engine.run` must follow."""
         for queue in self._all:
+            queue.ask_at = min(queue.ask_at, now)
             self.reposition(queue.scope, now)
 
     def fall_due(self, now: float) -> None:
@@ -385,23 +354,28 @@ class Queues:
         moments = self.moments
         while moments and moments[0] <= now:
             moment = heappop(moments)
-            found = self.by_moment.pop(moment, ())
-            for queue in (found,) if isinstance(found, ScopeQueue) else found:
+            found = self._by_moment.pop(moment)
+            self._entries -= len(found)
+            for queue in found:
                 if queue.place is _TIMED and queue.due == moment:
                     queue.place = _READY
                     self.ready.append(queue)
-                else:
-                    self._stale -= 1
 
     def next_due(self) -> float:
-        """Return the next moment at which a queue may fall due, inf if there is none."""
+        """Return a moment before which no queue falls due; inf if none is TIMED."""
         return self.moments[0] if self.moments else INF
+
+    def _drop_outdated(self) -> None:
+        timed = [queue for queue in self._all if queue.place is _TIMED]
+        self._by_moment = {}
+        for queue in timed:
+            self._by_moment.setdefault(queue.due, []).append(queue)
+        self.moments[:] = sorted(self._by_moment)
+        self._entries, self._max_entries = len(timed), 2 * len(timed) + _SPARE_ENTRIES
 
     def retire(self, queue: ScopeQueue) -> None:
         """Remove a queue that has no waiters and is in no place. A stale heap entry is harmless."""
         queue.scope.queue = None
-        if queue.place is _TIMED:
-            self._count_stale()
         queue.place = _HELD
         if queue.token and self._forget is not None:
             self._forget(queue)
@@ -411,22 +385,6 @@ class Queues:
         queue = scope.queue = ScopeQueue(scope)
         self._all[queue] = None
         return queue
-
-    def _count_stale(self) -> None:
-        """Count an entry that became stale, because its queue moved before its moment. Sweep the
-        stale entries out if there are too many."""
-        self._stale += 1
-        if self._stale <= self._max_stale:
-            return
-        before, self.by_moment = self.by_moment, {}
-        for moment, found in before.items():
-            queues = found if isinstance(found, list) else [found]
-            left = [one for one in queues if one.place is _TIMED and one.due == moment]
-            if left:
-                self.by_moment[moment] = left[0] if len(left) == 1 else left
-        self.moments = list(self.by_moment)
-        heapify(self.moments)
-        self._stale, self._max_stale = 0, len(self.by_moment) + 1024
 
     # --- shared scopes ------------------------------------------------------------------
 
@@ -440,15 +398,6 @@ class Queues:
         queue.place = _PARKED
         self._find_outlasted(queue, other, now)
         self.reposition(other, now)
-
-    def unpark(self, queue: ScopeQueue) -> ScopeQueue | None:
-        """Take out the first parked queue, as SERVING; None if there is none."""
-        if not queue.parked:
-            return None
-        first, _ = queue.parked.popitem(last=False)
-        first.parked_in = None
-        first.place = _SERVING
-        return first
 
     # --- answers of a ledger ------------------------------------------------------------
 
@@ -476,7 +425,9 @@ class Counters(msgspec.Struct):
     passed_on: int = 0
     blocks: int = 0
     dry_waits: int = 0
+    """Dry run: leases that would have waited."""
     dry_seconds: float = 0.0
+    """Dry run: how long those leases would have waited in all."""
 
 
 class UnprovenLeases:
@@ -500,11 +451,6 @@ class UnprovenLeases:
         most = max(max_in_flight // 2, min(max_in_flight, _MIN_UNPROVEN))
         self.room += most - self._limit
         self._limit = most
-
-    def hold(self, queue: ScopeQueue) -> None:
-        """Hold a queue, since there is no room for its next lease."""
-        queue.place = _HELD
-        self.held[queue] = None
 
     def next_held(self) -> ScopeQueue | None:
         """Take out the first held queue, as SERVING, once there is room; None if none is held."""

@@ -23,11 +23,11 @@ from gatekeeper.clock import (
     refuse_unless_open,
     utc,
 )
-from gatekeeper.config import Config, HostRule, PacingConfig, match_named
+from gatekeeper.config import Config, HostRule, PacingConfig
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, report_of
 from gatekeeper.pacing.grants import Grant, PacingAudit
-from gatekeeper.pacing.host_settings import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
+from gatekeeper.pacing.host_settings import CONFIG_PREFIXES, SHARED_PREFIXES, Rules
 from gatekeeper.pacing.ledger import (
     Hold,
     Ledger,
@@ -38,8 +38,8 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
 )
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
-from gatekeeper.pacing.scopes import INF, ROUNDING, UNDERIVED, BackOff, Scope
+from gatekeeper.pacing.queues import ROBOTS, Counters, ScopeQueue, Waiter
+from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope
 from gatekeeper.pacing.waiters import (
     MAX_PER_ITERATION,
     Admit,
@@ -47,12 +47,8 @@ from gatekeeper.pacing.waiters import (
     DueWatch,
     HostHoldup,
     HostHoldups,
-    Need,
     Refetch,
     TaskWaiter,
-    needs,
-    reopen,
-    robots_interval,
 )
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK
@@ -64,30 +60,21 @@ ROUND_TRIP = 2.0  # Seconds that a ledger may take to answer a caller that does 
 _MAX_REFETCHES = 5
 
 
-class PacingStats(msgspec.Struct, frozen=True):
+async def _no_file() -> None:
+    """In place of a retrieval: `admit` does not ask for one, or gets nothing new."""
+
+
+class PacingStats(Counters, kw_only=True):
     """Sizes of a scheduler now, and counters since its start."""
 
     scopes: int
     waiting: int
     in_flight: int
     granted: int
-    robots: int
-    refused: int
-    refetches: int
-    cancelled: int
-    timeouts: int
-    expired: int
-    given_back: int
-    passed_on: int
-    blocks: int
     promises: int
     evicted: int
     spilled: int
     ledger_failures: int
-    dry_waits: int
-    """Dry run: leases that would have waited."""
-    dry_seconds: float
-    """Dry run: how long those leases would have waited in all."""
     frozen: bool
 
 
@@ -124,40 +111,31 @@ class Scheduler:
         on_rules: Callable[[Sequence[str]], object] = lambda _ended: None,
     ) -> None:
         """`files(host)` returns which robots.txt files keep the host from being asked. It may be
-        called in another thread, and must not change anything. `audit`: see `Engine`.
+        called in another thread, and must not change anything. `audit`: see `PacingAudit`.
         `on_rules(ended)` is called when rules have changed, before a lease is granted by them, with
         the matches of those that ended, or with none if the operator changed them."""
         self._audit = audit
         self._clock = clock
-        self._pacing = config.pacing
-        self._rules = Rules(config, clock.wall)
-        self.host_rules: HostRules = self._rules.hosts
+        self.host_rules: Rules = Rules(config, clock.wall)
         """The operator's rules in force about hosts, including those added at run time."""
         self._rules_timer = SingleTimer(clock, self._end_rules)
         self._on_rules = on_rules
-        self._memory = ScopeMemory(self._rules, clock, storage, audit)
-        self._remote: LedgerCalls | None = None
-        if ledger is not None:
-            self._remote = LedgerCalls(ledger, clock, self._callbacks())
+        self._memory = ScopeMemory(self.host_rules, clock, storage, audit)
+        calls = None if ledger is None else LedgerCalls(ledger, clock, self._callbacks())
+        self._remote = calls
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
-            clock,
-            self._memory,
-            rng,
-            self._timer,
-            remote=self._remote,
-            on_idle=self._drained.set,
-            audit=audit,
+            clock, self._memory, rng, self._timer, remote=calls, on_idle=self._drained.set
         )
         self._queues = self._engine.queues
         self.acquire_nowait: Callable[..., Grant | None] = self._engine.acquire_nowait
         """`acquire_nowait(url, host, asked)` grants a lease without waiting, or returns None; see
         `Engine.acquire_nowait`."""
+        self.freeze: Callable[[Set[str]], None] = self._engine.freeze
+        self.thaw: Callable[[], None] = self._engine.thaw
         self._loop: asyncio.AbstractEventLoop
-        self.holdups: HostHoldups = HostHoldups(
-            self._memory, self._engine, clock, self._remote, files, audit
-        )
+        self.holdups: HostHoldups = HostHoldups(self._memory, self._engine, files)
         """What keeps each host from being asked."""
         self.why: Callable[..., tuple[ClockView, ...]] = self.holdups.why
         self.held: Callable[[str], tuple[float, str] | None] = self.holdups.held
@@ -173,7 +151,7 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()  # A system call before Python 3.12.
         self._open = True
         self._engine.open()
-        self._timer.cancel()
+        self._timer.set(self._engine.next_due())
         self._set_housekeeping()
         self._end_rules()
 
@@ -190,12 +168,11 @@ class Scheduler:
         self._engine.halt()
         self._queues.refuse_all(lambda: GateClosed("the gate is closing"))
         try:
-            if drain > 0 and self._engine.in_flight:
+            if drain > 0 and self._engine.leases:
                 self._drained.clear()
-                async with deadline(self._clock, drain):
-                    await self._drained.wait()
-        except TimeoutError:
-            pass
+                with contextlib.suppress(TimeoutError):
+                    async with deadline(self._clock, drain):
+                        await self._drained.wait()
         finally:
             if self._remote is not None:
                 await self._remote.close()
@@ -213,7 +190,7 @@ class Scheduler:
             granted=engine.granted,
             scopes=len(memory.scopes),
             waiting=self._queues.waiting,
-            in_flight=engine.in_flight,
+            in_flight=len(engine.leases),
             promises=memory.promises.made if memory.promises is not None else 0,
             evicted=memory.evicted,
             spilled=memory.spilled,
@@ -280,16 +257,13 @@ class Scheduler:
 
     def _report_heard(self, report: Report) -> None:
         """Apply another process's report about a scope that was refused or blocked."""
-        if (scope := self._memory.find_or_block(report.scope, blocked=report.seconds > 0)) is None:
+        now = self._clock.monotonic()
+        if (scope := self._memory.apply_report(report, now)) is None:
             return
-        _apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)
         if self._audit is not None and (report.seconds > 0 or not report.interval):
             self._audit.blocked(scope, "fleet")
-        if self._memory.promises is not None:
-            self._memory.promises.remember(scope, now)
-        self._queues.reposition(scope, now)
-        self._ask_again(now)
+        self._engine.reconsider_all(now)
 
     def _pause_heard(self, name: str, paused: bool) -> None:
         scope = self._memory.find(name) if not paused else self._memory.host(name)
@@ -300,17 +274,13 @@ class Scheduler:
             with contextlib.suppress(StorageError):
                 self._changed(scope)
         if not paused:
-            self._ask_again(self._clock.monotonic())
-
-    def _ask_again(self, now: float) -> None:
-        self._queues.ask_again(now)
-        self._engine.run(now)
+            self._engine.reconsider_all(self._clock.monotonic())
 
     def _ledger_lost(self, lost: bool) -> None:
         """Refuse the waiters when the ledger is out of reach; ask it again when it is back."""
         now = self._clock.monotonic()
         if not lost:
-            self._ask_again(now)
+            self._engine.reconsider_all(now)
         error = LedgerLost(self.holdups.unavailable) if lost else None
         self._refuse_served_elsewhere(self._queues.waiters(), now, error)
 
@@ -337,9 +307,8 @@ class Scheduler:
         admit: Admit,
         priority: float = 0,
         timeout: float | None = None,
-        refetch: Refetch | None = None,
+        refetch: Refetch = _no_file,
         scopes: tuple[str, ...] = (),
-        ttl: float | None = None,
     ) -> Grant:
         """Wait until `host` is due, and take a lease of it.
 
@@ -350,7 +319,7 @@ class Scheduler:
 
         A higher `priority` goes first, then first come, first served. `timeout` is in seconds:
         None waits for ever, 0 not at all. `scopes` are shared in addition to those of the
-        configuration, such as "address:203.0.113.9". `ttl` is the lease's lifetime in seconds.
+        configuration, such as "address:203.0.113.9".
 
         Raises LeaseTimeout, GateClosed, or what `admit` or `refetch` raises.
         """
@@ -358,14 +327,14 @@ class Scheduler:
         engine = self._engine
         scope = engine.scopes[hash(host) & MASK].get(host)
         if scope is None or scopes:
-            scope = await self._memory.load_host(host, scopes)
+            scope = self._memory.admitted(host, scopes)
         now = engine.now()
-        grant = engine.acquire_nowait(url, host, None, now, ttl, admit, scope)
+        grant = engine.acquire_nowait(url, host, None, now, admit, scope)
         if grant is not None:
             return grant  # The usual case: no other waiters, and the host is due.
-        if self._pacing.dry_run:
-            return await self._dry_run(scope, url, admit, refetch, ttl)
-        waiter = TaskWaiter(scope, url, priority, ttl, admit)
+        if self._engine.pacing.dry_run:
+            return await self._dry_run(scope, url, admit, refetch)
+        waiter = TaskWaiter(scope, url, priority, admit)
         end = INF if timeout is None else now + timeout
         self._join(waiter, now, end)
         # The wait happens in this very frame, not in a nested coroutine: many tasks may wait.
@@ -380,8 +349,7 @@ class Scheduler:
                 if waiter.error is not None:
                     raise waiter.error
                 await self._fetch_robots(waiter, end, refetch)
-            self.holdups.refuse_unknown(host)  # A failing storage may be the cause.
-            raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+            raise self._never_renewed(url, host)
         except BaseException as error:
             self._give_up(waiter, error)
             raise
@@ -399,9 +367,9 @@ class Scheduler:
         A page that waits for this fetch holds no lease, so the two can't deadlock. `asked` is
         what the last known text asks for; None: the interval in force.
         """
-        scope = await self._memory.load_host(host, scopes)
+        scope = self._memory.admitted(host, scopes)
         self._engine.counters.robots += 1
-        admit = partial(robots_interval, scope, asked)
+        admit = partial(scope.robots_interval, asked)
         grant = await self.acquire(url, host, priority=ROBOTS, admit=admit)
         self._engine.release_unproven(grant, grant.start_at)  # Retrievals have limits of their own.
         return grant
@@ -415,10 +383,9 @@ class Scheduler:
         `seconds` is not above zero it has ended: only its report counts. Raises LeaseTimeout if
         there is no room for the host, and GateClosed.
         """
-        scope = await self._memory.load_host(host, scopes)
-        # No await from here on.
+        scope = self._memory.admitted(host, scopes)
         self._check_open()
-        return reopen(self._engine, scope, url, self._clock.monotonic(), seconds)
+        return self._engine.reopen(scope, url, self._clock.monotonic(), seconds)
 
     def when_due(
         self,
@@ -437,18 +404,19 @@ class Scheduler:
         room.
         """
         self._check_open()
-        self._memory.admit(host)
-        scope = self._memory.host(host)
+        scope = self._memory.admitted(host)
         watch = DueWatch(scope, callback, priority, longest)
         now = self._clock.monotonic()
         if (held := self.held(host)) and longest < held[0] < INF:
             watch.offer()
-        elif self._queues.join(scope, watch, now):
+        else:
+            self._queues.join(scope, watch, now)
             self._engine.run(now)
 
         def cancel() -> None:
-            if self._queues.leave(scope, watch, self._clock.monotonic()):
-                self._engine.run(self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._queues.leave(scope, watch, now)
+            self._engine.run(now)
 
         return cancel
 
@@ -460,17 +428,16 @@ class Scheduler:
         self._check_open()
         self.holdups.refuse_lost(waiter.scope.name)
         queues = self._queues
-        if queues.waiting >= self._pacing.max_waiters:
+        if queues.waiting >= self._engine.pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
                 f"{waiter.url}: {queues.waiting} requests already wait (pacing.max_waiters)",
             )
         if end < INF and waiter.scope.due_at(events=False) > end:
             raise self._timeout_error(waiter)
-        ready = queues.join(waiter.scope, waiter, now)
+        queues.join(waiter.scope, waiter, now)
         try:
-            if ready:
-                self._engine.run(now)
+            self._engine.run(now)
             if end < INF and waiter.grant is None and waiter.error is None:
                 if end <= now:
                     queue: ScopeQueue | None = waiter.scope.queue
@@ -487,20 +454,16 @@ class Scheduler:
         self._queues.deadlines.add(end, waiter)
         self._timer.set_no_later(end)
 
-    async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:
+    async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch) -> None:
         """Fetch robots.txt first; the waiter keeps its place."""
-        if refetch is None:
-            raise LeaseTimeout(waiter.url, f"{waiter.url}: its robots.txt expired")
-        if end == INF:
-            await refetch()
-        else:
-            try:
-                async with deadline(self._clock, end - self._clock.monotonic()):
-                    await refetch()
-            except TimeoutError as error:
-                if isinstance(error, LeaseTimeout):
-                    raise
-                raise self._timeout_error(waiter) from error
+        try:
+            left = None if end == INF else end - self._clock.monotonic()
+            async with deadline(self._clock, left):
+                await refetch()
+        except TimeoutError as error:
+            if isinstance(error, LeaseTimeout):
+                raise
+            raise self._timeout_error(waiter) from error
         if waiter.scope.due_at(events=False) > end:  # The response may have blocked the host.
             raise self._timeout_error(waiter)
         now = self._clock.monotonic()
@@ -520,8 +483,8 @@ class Scheduler:
             waiter.grant.pass_on()
             return
         now = self._clock.monotonic()
-        if self._queues.leave(waiter.scope, waiter, now):
-            self._engine.run(now)
+        self._queues.leave(waiter.scope, waiter, now)
+        self._engine.run(now)
 
     def _refuse_late(self, waiter: TaskWaiter, now: float, error: Exception | None = None) -> None:
         if not (waiter.gone or waiter.fetching):  # A fetching waiter has its own deadline.
@@ -544,25 +507,25 @@ class Scheduler:
             why=self.held_up(host)[0],
         )
 
-    async def _dry_run(
-        self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
-    ) -> Grant:
+    def _never_renewed(self, url: str, host: str) -> LeaseTimeout:
+        self.holdups.refuse_unknown(host)  # A failing storage may be the cause.
+        return LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+
+    async def _dry_run(self, scope: Scope, url: str, admit: Admit, refetch: Refetch) -> Grant:
         """Grant a lease in a dry run: decide, count, and move the clocks, but wait for nothing."""
         self._check_open()
-        fetches = 0
-        while not isinstance(asked := admit(), RobotsInterval):
-            if refetch is None:
-                raise LeaseTimeout(url, f"{url}: its robots.txt expired")
-            if (fetches := fetches + 1) > _MAX_REFETCHES:
-                self.holdups.refuse_unknown(scope.name)  # A failing storage may be the cause.
-                raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+        for _ in range(_MAX_REFETCHES):
+            if isinstance(asked := admit(), RobotsInterval):
+                break
             await refetch()
+        else:
+            raise self._never_renewed(url, scope.name)
         engine, now = self._engine, self._clock.monotonic()
         seconds = engine.derive(scope, asked, now)
         start = max(now, scope.due_at(events=False), scope.clock_at(seconds))
         start = max([start, *(other.due_at(events=False) for other in scope.shared)])
         scope.interval = seconds
-        grant = engine.grant_at_any_time(scope, now, url, ttl)
+        grant = engine.grant_at_any_time(scope, now, url)
         for one in (scope, *scope.shared):
             one.basis = start
         grant.start_at = start
@@ -573,13 +536,10 @@ class Scheduler:
 
     # --- operators' actions -------------------------------------------------------------
 
-    def resume(self, host: str) -> None:
-        """Undo `pause`."""
-        self.pause(host, paused=False)
-
     def pause(self, host: str, *, paused: bool = True) -> None:
-        """Grant no lease of the host until `resume`, also after a restart. `pause`, `resume` and
-        `block` raise StorageError if the change can't be stored; it is in force all the same."""
+        """Grant no lease of the host until it is called with False, also after a restart. `pause`
+        and `block` raise StorageError if the change can't be stored; it is in force all the same.
+        """
         self._memory.host(host).ensure_history().paused = paused
         if self._remote is not None:
             self._remote.pause(host, paused)
@@ -618,19 +578,12 @@ class Scheduler:
         finally:
             self._engine.changed(scope, now)
 
-    def add_rule(self, rule: HostRule, source: str = "call") -> None:
-        """Apply a rule about hosts, like a `[[host]]` table of the configuration, from now on.
-
-        It replaces the rule with the same match until it ends. If it raises ConfigError, nothing
-        has changed.
+    def put_rules(self, match: str, rules: tuple[HostRule, ...], source: str = "call") -> None:
+        """Replace the rules that are set at run time for a match, the one in force last. Each is
+        like a `[[host]]` table of the configuration. If it raises ConfigError, nothing has changed.
         `source` is for the audit record.
         """
-        self._rules.add(rule)
-        self._rules_changed(source, match_named(rule.match))
-
-    def put_rules(self, match: str, rules: tuple[HostRule, ...], source: str = "call") -> None:
-        """Replace the rules that are set at run time for a match, the one in force last."""
-        self._rules.put(match, rules)
+        self.host_rules.put(match, rules)
         self._rules_changed(source, match)
 
     def replace_rules(self, rules: tuple[HostRule, ...]) -> None:
@@ -640,7 +593,7 @@ class Scheduler:
         interval that neither the old nor the new tables allow. If it raises ConfigError, nothing
         has changed.
         """
-        self._rules.replace(rules)
+        self.host_rules.replace(rules)
         self._rules_changed("configuration", "*")
 
     def adjust(self, pacing: PacingConfig) -> None:
@@ -648,12 +601,11 @@ class Scheduler:
 
         Settings that determine which scopes exist, and `lease_ttl`, must not change.
         """
-        self._pacing = pacing
-        self._rules.adjust(pacing)
+        self.host_rules.adjust(pacing)
         self._engine.adjust()
         for scope in self._memory.scopes.values():
             if scope.name.startswith(SHARED_PREFIXES):
-                scope.settings = self._rules.for_shared(scope.name)
+                scope.settings = self.host_rules.for_shared(scope.name)
         self._rules_changed("configuration", "*")
 
     def _rules_changed(self, source: str, *matches: str, ended: bool = False) -> None:
@@ -669,7 +621,7 @@ class Scheduler:
             concerned = [scopes[match] for match in matches if match in scopes]
         now = self._clock.monotonic()
         for scope in concerned:
-            scope.settings = self._rules.for_host(scope.name)
+            scope.settings = self.host_rules.for_host(scope.name)
             told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIG_PREFIXES))
             self._memory.share(scope, told)
             if scope.derived is not UNDERIVED:
@@ -682,7 +634,7 @@ class Scheduler:
     def _end_rules(self) -> None:
         """End the rules whose time has come, and set the timer for the next one. It looks every
         half minute, since the wall clock may be set, and goes on while the machine sleeps."""
-        if due := self._rules.end_due():
+        if due := self.host_rules.end_due():
             self._rules_changed("configuration", *due, ended=True)
         elif self._open:
             self.host_rules.log_ended()
@@ -691,17 +643,6 @@ class Scheduler:
             self._rules_timer.set(self._clock.monotonic() + left)
 
     # --- findings of other parts --------------------------------------------------------
-
-    def freeze(self, unanswered: Set[str]) -> None:
-        """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
-        whose last attempt failed, get no lease except for robots.txt, whose fetch shows when the
-        fault is over. The set may grow meanwhile.
-        """
-        self._engine.freeze(unanswered)
-
-    def thaw(self) -> None:
-        """Undo `freeze`."""
-        self._engine.thaw()
 
     def forgive(self, host: str, url: str) -> None:
         """Undo the effect of one request without a response, since the fault was local."""
@@ -728,18 +669,15 @@ class Scheduler:
         if scope is None:
             return 0.0
         now = self._clock.monotonic()
-        before = scope.interval
         seconds = self._engine.robots_read(scope, asked(), now)
-        if scope.interval < before:
-            self._engine.changed(scope, now)
-        return seconds * (1.0 + self._pacing.jitter)
+        return seconds * (1.0 + self._engine.pacing.jitter)
 
     # --- questions ----------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """True if any lease is open."""
-        return self._engine.in_flight > 0
+        return bool(self._engine.leases)
 
     async def look(self, host: str) -> list[ScopeView]:
         """Return what the ledger knows of the host's scopes; empty without a ledger, or while it is
@@ -750,10 +688,6 @@ class Scheduler:
             return await self._remote.look(self._memory.names(host, self._memory.find(host)))
         except LedgerLost:
             return []
-
-    def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
-        """Return the scopes of which a lease of the host takes a slot; see `waiting.needs`."""
-        return needs(self._memory, host, near)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Return until when (wall seconds) and why a host is blocked; None if it is not."""
@@ -778,23 +712,3 @@ class Scheduler:
         if self._memory.changes is None:
             self._memory.changes = []
         return self._memory.scopes, self._memory.changes
-
-
-def _apply_report(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
-    """Apply another process's report about a scope as if the response had come to this one."""
-    if not (report.seconds or report.interval):
-        if scope.history is not None:
-            scope.history.unblock()
-        return
-    history = scope.ensure_history()
-    if report.seconds > 0:
-        history.block(now + report.seconds, report.reason)
-        history.probing = True
-    known = 0.0 if history.back_off is None else history.back_off.slowed
-    if report.seconds > 0 and report.interval > known * ROUNDING:
-        history.back_off = BackOff()
-        history.back_off.restore(
-            report.interval / 2.0, 0, now, report.interval_for, history.blocked_until, pacing
-        )
-    elif report.seconds <= 0 and report.interval > 0:
-        scope.interval = max(scope.interval, report.interval)

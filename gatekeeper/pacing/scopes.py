@@ -20,7 +20,7 @@ import msgspec
 
 from gatekeeper.clock import number, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.host_settings import DAY, DailyBudget, ScopeSettings, Usage
+from gatekeeper.pacing.host_settings import DAY, BudgetSpent, ScopeSettings, Usage
 from gatekeeper.robots.timing import RobotsInterval
 
 INF = float("inf")
@@ -361,10 +361,6 @@ class ScopeHistory:
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
         )
 
-    def describe_back_off(self, now: float, wall: float, pacing: PacingConfig) -> str:
-        """Describe in one line how far refusals slow the host; empty if they do not."""
-        return "" if self.back_off is None else self.back_off.describe(now, wall, pacing)
-
     def error_pause(self) -> float:
         """Return the interval for errors in a row, in seconds: 0 up to two, then 1, 2, 4 ... 60."""
         if self.errors < 3:
@@ -498,9 +494,13 @@ class ScopeHistory:
         return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
 
 
+_NO_HISTORY, _DEFAULTS = ScopeHistory(), PacingConfig()
+
 NO_RATE = RobotsInterval()
 UNKNOWN = RobotsInterval(None, "robots.txt is not known yet")
 """The host's robots.txt was not fetched yet, so its interval is a guess: the default."""
+EARLIER = "the clock of an earlier run"
+"""Source of an interval that only a stored clock tells."""
 REFUSED = "after a refusal"
 """Source of the part that comes from a `BackOff`. `why` shows its full sentence instead."""
 
@@ -533,8 +533,8 @@ UNDERIVED = Interval(float("nan"))
 def interval_for(
     asked: RobotsInterval,
     settings: ScopeSettings,
-    history: ScopeHistory | None = None,
-    pacing: PacingConfig | None = None,
+    history: ScopeHistory = _NO_HISTORY,
+    pacing: PacingConfig = _DEFAULTS,
     now: float = 0.0,
 ) -> Interval:
     """Return the largest interval that site, operator and history ask for. `now`: monotonic."""
@@ -555,31 +555,11 @@ def interval_for(
         parts.append((settings.own, settings.own_source))
     if settings.floor > 0:
         parts.append((settings.floor, f"pacing.min_interval {settings.floor:g} s"))
-    if history is None or pacing is None:
-        usual = max(parts)[0]
-        return Interval(usual, tuple(parts), clamped, usual)
     if pacing.latency_factor > 0 and history.latency is not None:
         slow = pacing.latency_factor * history.latency
         slow = max(pacing.latency_floor, min(slow, pacing.latency_cap))
         parts.append((slow, f"latency {number(history.latency)} s x {pacing.latency_factor:g}"))
     usual = max(parts)[0]
-    parts.extend(_for_now(history, usual, pacing, now))
-    return Interval(max(parts)[0], tuple(parts), clamped, usual)
-
-
-def usual_interval(
-    asked: RobotsInterval, settings: ScopeSettings
-) -> tuple[RobotsInterval, Interval]:
-    """Return what robots.txt asks for, and the interval of a host without a history that follows:
-    the same two objects for the many hosts that ask for the same."""
-    return asked, interval_for(asked, settings)
-
-
-def _for_now(
-    history: ScopeHistory, usual: float, pacing: PacingConfig, now: float
-) -> list[tuple[float, str]]:
-    """Return the temporary parts of an interval: refusals, errors and RateLimit."""
-    parts: list[tuple[float, str]] = []
     if history.back_off is not None:
         slowed = history.back_off.in_force(usual, now, pacing)
         if slowed > usual:
@@ -590,7 +570,15 @@ def _for_now(
         parts.append(
             (history.rate_limit, f"RateLimit field: one in {number(history.rate_limit)} s")
         )
-    return parts
+    return Interval(max(parts)[0], tuple(parts), clamped, usual)
+
+
+def usual_interval(
+    asked: RobotsInterval, settings: ScopeSettings
+) -> tuple[RobotsInterval, Interval]:
+    """Return what robots.txt asks for, and the interval of a host without a history that follows:
+    the same two objects for the many hosts that ask for the same."""
+    return asked, interval_for(asked, settings)
 
 
 def jittered(seconds: float, share: float, rng: random.Random) -> float:
@@ -652,13 +640,21 @@ class Scope:
         """Return when its interval is over, or `interval` seconds after the basis if later."""
         return self.basis + (max(interval, self.interval))
 
-    def not_before(self, moment: float) -> None:
-        """Allow no start before `moment`, whatever the interval proves to be.
+    def robots_interval(self, asked: RobotsInterval | None) -> RobotsInterval:
+        """Return the interval for fetching a robots.txt. If its text is not known, use the interval
+        of an earlier run's clock: that run was killed after it read the text, but before it stored
+        it."""
+        if asked is None or asked is NO_RATE or asked is UNKNOWN:
+            if self.asked.source == EARLIER:
+                return self.asked
+            if self.derived is UNDERIVED and DURABLE < self.interval < LONGEST:
+                return RobotsInterval(self.interval, EARLIER)
+        return self.asked if asked is None else asked
 
-        The interval is set to the longest possible, so that no other is counted from this basis.
-        """
-        self.interval = LONGEST
-        self.basis = moment - LONGEST
+    @property
+    def past(self) -> ScopeHistory:
+        """The scope's history, or an empty one to read if there is none."""
+        return self.history or _NO_HISTORY
 
     def ensure_history(self) -> ScopeHistory:
         """Return the scope's history; create it if there is none."""
@@ -666,12 +662,12 @@ class Scope:
             self.history = ScopeHistory()
         return self.history
 
-    def check_budget(self, now: float) -> DailyBudget | None:
-        """Return the budget that a page would count against. Raises BudgetSpent if it is spent."""
-        budget, past = self.settings.budget, self.history
-        if budget is not None and past is not None and past.usage is not None:
-            past.usage.check(self.name, budget, now)
-        return budget
+    def budget_spent(self, now: float) -> BudgetSpent | None:
+        """Return the error for a page that the budget does not allow now; None if it does."""
+        budget, used = self.settings.budget, self.past.usage
+        if budget is None or used is None or not (left := used.allows_after(budget, now)):
+            return None
+        return BudgetSpent(self.name, budget, used, left)
 
     def count_usage(self, start: float, pages: int = 0, size: int = 0) -> None:
         """Add pages and bytes to the day's usage. See `Usage.count`."""

@@ -13,7 +13,7 @@ import logging
 import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -23,7 +23,7 @@ from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
-from gatekeeper.pacing.grants import Grant, PacingAudit
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import (
     DAY,
     BudgetSpent,
@@ -32,26 +32,18 @@ from gatekeeper.pacing.host_settings import (
     described,
     end_of,
 )
-from gatekeeper.pacing.ledger import LedgerCalls, ScopeView
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.scopes import (
-    DURABLE,
+    EARLIER,
     INF,
-    LONGEST,
-    NO_RATE,
     REFUSED,
     UNDERIVED,
-    UNKNOWN,
-    Interval,
     Scope,
-    ScopeHistory,
     interval_for,
 )
-from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.urls import mask
-
-_EARLIER = "the clock of an earlier run"
 
 _MAX_ADMITTED = 50
 """Tasks that an `Entrance` admits in one iteration of the loop."""
@@ -73,10 +65,8 @@ class TaskWaiter(Waiter):
 
     __slots__ = ("end", "error", "future", "grant", "no_wait", "offer", "scope")
 
-    def __init__(
-        self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
-    ) -> None:
-        super().__init__(url, priority, ttl)
+    def __init__(self, scope: Scope, url: str, priority: float, admit: Admit) -> None:
+        super().__init__(url, priority)
         self.no_wait: bool = False
         """It does not wait for a lease, only for the ledger's answer."""
         self.end: float = INF
@@ -91,8 +81,7 @@ class TaskWaiter(Waiter):
     def deliver(self, grant: Grant) -> None:
         """Store the grant and wake the task. If that was cancelled already, it passes it on."""
         self.grant = grant
-        if (future := self.future) is not None and not future.done():
-            future.set_result(None)
+        self._wake()
 
     def refuse(self, error: Exception) -> None:
         """Store the error and wake the task."""
@@ -201,19 +190,6 @@ class Entrance:
             self._loop.call_soon(self._next_iteration)
 
 
-def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
-    """Reopen a lease that an earlier process granted. The clocks stay as they are."""
-    if seconds <= 0:
-        return Grant(engine, scope, url, now, now, scope.basis, (), head_reported=True, open=False)
-    clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-    grant = engine.grant_at_any_time(scope, now, url, seconds)
-    for one, basis, interval in clocks:
-        one.basis, one.interval = basis, interval
-    if engine.remote is not None:
-        grant.attach_hold(engine.remote.adopt(tuple(one.name for one, _, _ in clocks)))
-    return grant
-
-
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 """How the reason of a block starts if a response of the host caused the block."""
 
@@ -274,6 +250,7 @@ class HostHoldup(msgspec.Struct, gc=False):
     """It concerns one origin of the host, and another origin of it may be asked."""
 
 
+_end = attrgetter("until")
 _OF_GATE = frozenset({"file", "visit-time", "storage", "fleet"})
 """Kinds of hold-ups that belong to no clock of the host."""
 HostState = Literal["free", "waiting", "busy", "deferred", "blocked", "paused"]
@@ -290,9 +267,6 @@ _DEFERRED: Final = 3
 def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
     """Return what keeps a host from being asked by its own clock and by those that it shares."""
     found: list[HostHoldup] = []
-    if scope.history is None and not scope.in_flight and not scope.shared:  # the common case
-        due = scope.clock_at()
-        return [HostHoldup("next", scope.name, due)] if now < due < INF else found
     for one in (scope, *scope.shared):
         history, name = one.history, one.name
         if now < (due := one.clock_at()) < INF:
@@ -312,10 +286,9 @@ def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
 def _spent_budget(
     name: str, budget: DailyBudget | None, used: Usage | None, now: float
 ) -> Iterator[HostHoldup]:
-    day_ends = -INF if used is None else used.began + DAY
-    if budget and used and now < day_ends and budget.spent(used.pages, used.bytes):
+    if budget and used and (left := used.allows_after(budget, now)):
         source = f"{budget.sentence(used)}; no more until then"
-        yield HostHoldup("budget", name, day_ends, source)
+        yield HostHoldup("budget", name, now + left, source)
 
 
 def state_by(found: Iterable[HostHoldup]) -> HostState:
@@ -325,6 +298,20 @@ def state_by(found: Iterable[HostHoldup]) -> HostState:
         if not one.partly:
             rank = max(rank, _RANKS.get(one.kind, _DEFERRED))
     return STATES[rank]
+
+
+EVERYTHING = ""
+"""The name under which all leases count together (pacing.max_in_flight)."""
+
+
+class Need(NamedTuple):
+    """A scope of which a lease takes a slot."""
+
+    scope: str
+    slots: int
+    """Number of slots of the scope."""
+    paced: bool
+    """An interval is in force: a lease whose head is awaited excludes all others."""
 
 
 class HostStatus(NamedTuple):
@@ -344,35 +331,20 @@ class HostHoldups:
     the pages and the metrics are made from."""
 
     def __init__(
-        self,
-        memory: ScopeMemory,
-        engine: Engine,
-        clock: Clock,
-        remote: LedgerCalls | None,
-        files: Callable[[str], Sequence[HostHoldup]],
-        audit: PacingAudit | None = None,
+        self, memory: ScopeMemory, engine: Engine, files: Callable[[str], Sequence[HostHoldup]]
     ) -> None:
-        """`files` and `audit`: see `Scheduler`."""
-        self._audit = audit
+        """`files`: see `Scheduler`."""
+        self._audit = memory.audit
         self._memory = memory
         self._engine = engine
-        self._clock = clock
-        self._remote = remote
+        self._clock = engine.clock
+        self._remote = engine.remote
         self._files = files
 
     def of(self, host: str, scope: Scope | None, now: float) -> list[HostHoldup]:
         """Return everything that keeps the host from being asked at the monotonic time `now`.
         `scope` is that of the host, or None if there is none."""
-        clocks = [] if scope is None else clock_holdups(scope, now)
-        files, promises = self._files(host), self._memory.promises
-        if (
-            not files
-            and self._remote is None
-            and (promises is None or promises.failing is None)
-            and (self._audit is None or self._audit.failing is None)
-        ):
-            return clocks  # the common case, for each of very many hosts
-        found = [*files]
+        found = [*self._files(host)]
         if (unkept := self.unkept(host)) is not None:
             found.append(HostHoldup("storage", host, INF, unkept))
         if self._remote is not None:
@@ -380,7 +352,7 @@ class HostHoldups:
             why, seconds, _ = self._remote.withheld(self._memory.names(host, scope), interval)
             if why:
                 found.append(HostHoldup("fleet", host, now + seconds, why))
-        return found + clocks
+        return found if scope is None else found + clock_holdups(scope, now)
 
     def state(self, scope: Scope, now: float) -> HostState:
         """Return the state of the host with that scope."""
@@ -410,12 +382,11 @@ class HostHoldups:
         others = [one for one in self._of_others(fleet, now) if (one.scope, one.kind) not in known]
         found = [one for one in (*mine, *others) if not one.partly]
         last = max((one for one in found if one.kind in _OF_GATE), key=_end, default=None)
-        views = []
-        for one in (*mine, *others):
-            if one.kind in _OF_GATE or one in others:
-                until = None if one.until == INF else utc(wall + one.until - now)
-                left = None if until is None else one.until - now
-                views.append(ClockView(one.scope, one.kind, one.source, left, until, one is last))
+        views = [
+            replace(_view(one, now, wall), decides=one is last)
+            for one in (*mine, *others)
+            if one.kind in _OF_GATE or one in others
+        ]
         views.extend(self._rule_views(host))
         leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
         for each in () if scope is None else (scope, *scope.shared):
@@ -428,7 +399,7 @@ class HostHoldups:
 
     def _rule_views(self, host: str) -> Iterator[ClockView]:
         """Yield the operator's rule for the host, if it decides, or says by whom or until when."""
-        rule = self._memory.rules.hosts.find(host)
+        rule = self._memory.rules.find(host)
         if rule is None or not (rule.robots != "obey" or rule.by or rule.until):
             return
         left = None if rule.until is None else end_of(rule) - self._clock.wall()
@@ -477,12 +448,7 @@ class HostHoldups:
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why the host gets no lease for a page today, as far as this process knows."""
         scope = self._memory.find(host) if self._engine.budgeted else None
-        try:
-            if scope is not None:
-                scope.check_budget(self._clock.monotonic())
-        except BudgetSpent as spent:
-            return spent
-        return None
+        return None if scope is None else scope.budget_spent(self._clock.monotonic())
 
     @property
     def unavailable(self) -> str:
@@ -505,8 +471,8 @@ class HostHoldups:
         if self._audit is not None and (why := self._audit.failing) is not None:
             raise StorageError(f"{host} can't be asked: {why}")
         promises = self._memory.promises
-        if promises is not None and promises.exhausted:
-            raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
+        if promises is not None and promises.storage.exhausted:
+            raise StorageError(f"the clock of {host} could not be kept: {promises.storage.failing}")
 
     def unkept(self, host: str) -> str | None:
         """Return why no lease of the host can be granted because its clock could not be stored;
@@ -516,14 +482,13 @@ class HostHoldups:
         if self._audit is not None and (why := self._audit.failing) is not None:
             return why
         promises = self._memory.promises
-        if promises is None or (why := promises.failing) is None:
+        if promises is None or (why := promises.storage.failing) is None:
             return None
         if not promises.marked:
             return why
         scope = self._memory.scopes.get(host)
-        if scope is None:
-            return None
-        return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
+        known = () if scope is None else (scope, *scope.shared)
+        return why if any(map(self._memory.must_keep, known)) else None
 
     def source(self, host: str, kind: str) -> str | None:
         """Return the source of the host's hold-up of that kind; None if there is none."""
@@ -543,6 +508,27 @@ class HostHoldups:
             if clock.day is not None:
                 used = Usage(now - clock.day, clock.pages, clock.bytes)
                 yield from _spent_budget(name, self._memory.rules.for_host(name).budget, used, now)
+
+    def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
+        """Return the scopes of which a lease of the host takes a slot.
+
+        `near` names further scopes that the host shares: its addresses, before its first lease.
+        The list is empty in a dry run, in which nothing waits.
+        """
+        memory, pacing = self._memory, self._memory.rules.pacing
+        if pacing.dry_run:
+            return []
+        scope = memory.scopes.get(host)
+        known: tuple[Scope, ...]
+        if scope is None:
+            known, near = (), (*memory.rules.shared_names(host), *near)
+        else:
+            known = (scope, *scope.shared)
+        names = {one.name for one in known}
+        beside = (memory.scopes[n] for n in near if n in memory.scopes and n not in names)
+        found = [Need(one.name, one.slots(), one.interval > 0) for one in (*known, *beside)]
+        found.append(Need(EVERYTHING, pacing.max_in_flight, False))
+        return found
 
     def count(self) -> Counter[str]:
         """Count the scopes that are paused, blocked or deferred, and of the others those that are
@@ -566,8 +552,13 @@ def _rank(holdup: HostHoldup) -> tuple[int, float]:
     return _RANKS.get(holdup.kind, _DEFERRED), holdup.until
 
 
-def _end(holdup: HostHoldup) -> float:
-    return holdup.until
+def _view(
+    one: HostHoldup, now: float, wall: float, source: str = "", since: UtcTime | None = None
+) -> ClockView:
+    """Return the view of a hold-up. `source` replaces its own."""
+    left = None if one.until == INF else one.until - now
+    until = None if left is None else utc(wall + left)
+    return ClockView(one.scope, one.kind, source or one.source, left, until, since=since)
 
 
 def _clock_views(
@@ -576,121 +567,47 @@ def _clock_views(
     clock: Clock,
     pacing: PacingConfig,
     leases: Iterable[Grant],
-) -> list[ClockView]:
-    """Return the clocks of one scope. `held`: its hold-ups by kind."""
-    now, wall = clock.monotonic(), clock.wall()
-    views: list[ClockView] = []
-    found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
-    if found is not None and history is not None:
+) -> Iterator[ClockView]:
+    """Yield the clocks of one scope. `held`: its hold-ups by kind."""
+    now, wall, name, past = clock.monotonic(), clock.wall(), scope.name, scope.past
+    found, why, back_off = UNDERIVED, EARLIER, past.back_off
+    refused_at = None if back_off is None else utc(wall + back_off.refused_at - now)
+    refused = ("" if back_off is None else back_off.describe(now, wall, pacing)) or REFUSED
+    if scope.derived is not UNDERIVED:
         # The interval that was in force at the last request may have changed since.
-        found = interval_for(scope.asked, scope.settings, history, pacing, now)
-    refused = (
-        history.describe_back_off(now, wall, pacing) if history is not None else ""
-    ) or REFUSED
-
-    if (following := held.get("next")) is not None:
-        why, left = found.source if found is not None else _EARLIER, following.until - now
-        why = refused if why == REFUSED else why
-        if found is None and scope.settings.default_source.endswith(" interval"):
-            why = f"{scope.settings.default_source} {scope.interval:g} s"
-        views.append(ClockView(scope.name, "next", why, left, utc(wall + left)))
-    if found is not None:
-        views.extend(_interval_views(scope, found, refused))
-        if history is not None and history.back_off is not None:
-            drawn = utc(wall + history.back_off.refused_at - now)
-            views = [replace(v, since=drawn) if v.source == refused else v for v in views]
+        found = interval_for(scope.asked, scope.settings, past, pacing, now)
+        why = found.source
+    elif scope.settings.default_source.endswith(" interval"):
+        why = f"{scope.settings.default_source} {scope.interval:g} s"
+    if "next" in held:
+        since = refused_at if why == REFUSED else None
+        yield _view(held["next"], now, wall, refused if why == REFUSED else why, since)
+    for seconds, source in found.parts:
+        view = ClockView(
+            name, "interval", source, seconds, decides=source == why, clamped=found.clamped
+        )
+        yield replace(view, source=refused, since=refused_at) if source == REFUSED else view
     if "in_flight" in held:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
         its = [one for one in leases if one.scope is scope or scope in one.others]
         for grant in sorted(its, key=lambda one: one.start_at)[:1]:
             began = utc(wall + grant.start_at - now)
             waits += f"; by {mask(grant.url)} since {began:%H:%M:%S}"
-        views.append(ClockView(scope.name, "in_flight", f"busy x{scope.in_flight}{waits}"))
-    if history is not None:
-        budget, used = scope.settings.budget, history.usage
-        if budget is not None and used is not None and (left := used.began + DAY - now) > 0:
-            spent = held.get("budget")
-            text = budget.sentence(used) if spent is None else spent.source
-            until = None if spent is None else utc(wall + left)  # No lease waits for it before.
-            views.append(ClockView(scope.name, "budget", text, left, until))
-        views.extend(_history_views(scope.name, history, held, now, wall))
-    return views
-
-
-def _history_views(
-    name: str, history: ScopeHistory, held: dict[str, HostHoldup], now: float, wall: float
-) -> Iterator[ClockView]:
-    failed_at = utc(wall + history.failed_at - now) if history.failures else None
+        yield _view(held["in_flight"], now, wall, f"busy x{scope.in_flight}{waits}")
+    budget, used = scope.settings.budget, past.usage
+    if "budget" in held:
+        yield _view(held["budget"], now, wall)
+    elif budget is not None and used is not None and (left := used.began + DAY - now) > 0:
+        yield ClockView(name, "budget", budget.sentence(used), left)  # No lease waits for its end.
+    failed_at = utc(wall + past.failed_at - now) if past.failures else None
     if (block := held.get("block")) is not None:
-        drawn, left = failed_at if _ANSWER.match(block.source) else None, block.until - now
-        yield ClockView(name, "block", block.source, left, utc(wall + left), since=drawn)
+        since = failed_at if _ANSWER.match(block.source) else None
+        yield _view(block, now, wall, since=since)
     if "pause" in held:
-        yield ClockView(name, "pause", held["pause"].source)
+        yield _view(held["pause"], now, wall)
     if failed_at is not None:
-        one = history.failures == 1
-        often = "blocked" if one else f"{history.failures} blocks in a row, the last"
+        one = past.failures == 1
+        often = "blocked" if one else f"{past.failures} blocks in a row, the last"
         yield ClockView(name, "back-off", f"{often} at {failed_at:%H:%M:%S}")
-    if history.probing:
+    if past.probing:
         yield ClockView(name, "probe", "one request at a time after a block, until one succeeds")
-
-
-def _interval_views(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
-    """Return one view for each part of an interval. `refused` replaces the source `REFUSED`."""
-    return [
-        ClockView(
-            scope.name,
-            "interval",
-            refused if source == REFUSED else source,
-            seconds,
-            decides=source == found.source,
-            clamped=found.clamped,
-        )
-        for seconds, source in found.parts
-    ]
-
-
-EVERYTHING = ""
-"""The name under which all leases count together (pacing.max_in_flight)."""
-
-
-class Need(NamedTuple):
-    """A scope of which a lease takes a slot."""
-
-    scope: str
-    slots: int
-    """Number of slots of the scope."""
-    paced: bool
-    """An interval is in force: a lease whose head is awaited excludes all others."""
-
-
-def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need]:
-    """Return the scopes of which a lease of the host takes a slot.
-
-    `near` names further scopes that the host shares: its addresses, before its first lease.
-    The list is empty in a dry run, in which nothing waits.
-    """
-    pacing = memory.rules.pacing
-    if pacing.dry_run:
-        return []
-    scope = memory.scopes.get(host)
-    known: tuple[Scope, ...]
-    if scope is None:
-        known, near = (), (*memory.rules.shared_names(host), *near)
-    else:
-        known = (scope, *scope.shared)
-    names = {one.name for one in known}
-    beside = (memory.scopes[name] for name in near if name in memory.scopes and name not in names)
-    found = [Need(one.name, one.slots(), one.interval > 0) for one in (*known, *beside)]
-    found.append(Need(EVERYTHING, pacing.max_in_flight, False))
-    return found
-
-
-def robots_interval(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
-    """Return the interval for fetching a robots.txt. If its text is not known, use the interval of
-    an earlier run's clock: that run was killed after it read the text, but before it stored it."""
-    if asked is None or asked is NO_RATE or asked is UNKNOWN:
-        if scope.asked.source == _EARLIER:
-            return scope.asked
-        if scope.derived is UNDERIVED and DURABLE < scope.interval < LONGEST:
-            return RobotsInterval(scope.interval, _EARLIER)
-    return scope.asked if asked is None else asked

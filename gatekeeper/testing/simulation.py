@@ -280,7 +280,7 @@ class _Simulation:
 
     def run(self) -> None:
         """Run until no URL is left and nothing is in flight."""
-        engine, clock, leases = self.engine, self.clock, self.engine.leases
+        engine, clock = self.engine, self.clock
         while True:
             engine.run(clock.monotonic())
             when = min(engine.next_due(), self._next_event())
@@ -291,8 +291,7 @@ class _Simulation:
             self._begin(now)
             self._finish(now)
             self._come_back(now)
-            if leases.next_expiry() <= now:
-                self._expire(now)
+            self._expire(now)
 
     def _next_event(self) -> float:
         when = self._deferred[0][0] if self._deferred else INF

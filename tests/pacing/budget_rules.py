@@ -14,6 +14,7 @@ from gatekeeper.pacing.host_settings import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.leases_together import PATIENCE, Member, Time
+from tests.pacing_support import add_rule
 
 HOST = "a.example"
 AT_ONCE = RobotsInterval(0.0, "request-rate")
@@ -158,10 +159,10 @@ class DailyBudgets:
         await sent(one)
         await sent(one)
         await spent(one)
-        one.add_rule(HostRule(match=HOST, max_pages_per_day=3))
+        add_rule(one, HostRule(match=HOST, max_pages_per_day=3))
         await sent(one)
         await spent(one)
-        one.add_rule(HostRule(match="*.example", max_bytes_per_day=5))  # a less specific match
+        add_rule(one, HostRule(match="*.example", max_bytes_per_day=5))  # a less specific match
         await spent(one)
         one.replace_rules(())  # of the configuration: those set at run time stay
         await spent(one)
@@ -169,7 +170,7 @@ class DailyBudgets:
             one.put_rules(match, ())
         one.adjust(PacingConfig())
         await sent(one)
-        one.add_rule(HostRule(match=HOST, max_pages_per_day=1))
+        add_rule(one, HostRule(match=HOST, max_pages_per_day=1))
         assert await spent(one) > 0
 
     async def test_a_waiting_request_is_deferred_once_the_budget_is_spent(

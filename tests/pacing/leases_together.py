@@ -167,7 +167,7 @@ class LeasesTogether:
         await time.tick(100.0)
         assert not waiting.done()
         assert is_paused(other, HOST)
-        other.resume(HOST)
+        other.pause(HOST, paused=False)
         await time.tick(0.1)
         await until(waiting.done)
         (await waiting).release()
@@ -188,7 +188,7 @@ class LeasesTogether:
         await time.tick(100.0)
         assert not any(task.done() for task in waiting)
         if how == "pause":
-            one.resume(HOST)
+            one.pause(HOST, paused=False)
         else:
             one.block(HOST, 0.0)
         starts: dict[asyncio.Task[Grant], float] = {}

@@ -15,7 +15,14 @@ from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.host_settings import ScopeSettings
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import UNKNOWN, BackOff, RequestReport, ScopeHistory, interval_for
+from gatekeeper.pacing.scopes import (
+    LONGEST,
+    UNKNOWN,
+    BackOff,
+    RequestReport,
+    ScopeHistory,
+    interval_for,
+)
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.effort import of_many, some_of
@@ -635,7 +642,8 @@ async def test_a_lease_of_an_earlier_run_that_was_refused_is_slowed_by_its_own_i
     make: Make, clock: VirtualClock
 ) -> None:
     scheduler = await make()
-    scope_of(scheduler, HOST).not_before(clock.monotonic())
+    scope = scope_of(scheduler, HOST)
+    scope.basis, scope.interval = clock.monotonic() - LONGEST, LONGEST
     grant: Grant = await scheduler.hold("u", HOST, 60.0)
     grant.report(429, 0.1, 1.0)
     grant.release()

@@ -66,7 +66,7 @@ async def test_a_lease_timeout_says_what_holds_the_host_up(
     assert await told() == "the operator paused it"
     scheduler.block(A, wall - 1.0)
     assert await told() == "the operator paused it"
-    scheduler.resume(A)
+    scheduler.pause(A, paused=False)
     grant = await scheduler.acquire("u", A, admit=lambda: DELAY)
     grant.report(503, retry_after=86_400.0)
     grant.release()

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError
 from gatekeeper.pacing.host_settings import MAX_OVERRIDES, HostRules, Rules, lasting
+
+
+def add(rules: Rules, rule: HostRule) -> None:
+    """Set a rule over those of its match."""
+    match = match_named(rule.match)
+    rules.put(match, (*rules.set_for(match), rule))
 
 
 @pytest.mark.parametrize(
@@ -37,11 +43,11 @@ def test_all_hosts_of_a_rule_share_one_settings_object() -> None:
 
 def test_a_rule_set_at_run_time_replaces_the_configured_one_whole() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0, concurrency=4),)))
-    rules.add(HostRule(match="A.example.", interval=9.0))
+    add(rules, HostRule(match="A.example.", interval=9.0))
     assert (rules.for_host("a.example").own, rules.for_host("a.example").limit) == (9.0, 1)
-    rules.add(HostRule(match="a.example", robots="deny"))
+    add(rules, HostRule(match="a.example", robots="deny"))
     assert rules.for_host("a.example").own is None
-    assert rules.overridden("a.example")
+    assert rules.set_for("a.example")
 
 
 def test_a_reload_replaces_what_stands_below_the_rules_set_at_run_time() -> None:
@@ -50,13 +56,13 @@ def test_a_reload_replaces_what_stands_below_the_rules_set_at_run_time() -> None
             host=(HostRule(match="a.example", interval=3.0), HostRule(match="*", interval=2.0)),
         )
     )
-    rules.add(HostRule(match="a.example", interval=9.0))
+    add(rules, HostRule(match="a.example", interval=9.0))
     rules.replace((HostRule(match="*", interval=2.0),))
     assert rules.for_host("a.example").own == 9.0
-    assert rules.overridden("a.example")
+    assert rules.set_for("a.example")
     rules.put("a.example", ())
     assert rules.for_host("a.example").own == 2.0
-    assert not rules.overridden("a.example")
+    assert not rules.set_for("a.example")
     rules.replace(())
     assert rules.for_host("a.example").own is None
 
@@ -72,7 +78,7 @@ class Ends:
         self.rules = Rules(Config(host=configured), lambda: self.wall)
 
     def set(self, interval: float, seconds: float | None, match: str = "a.example") -> None:
-        self.rules.add(lasting(HostRule(match=match, interval=interval), seconds, self.wall))
+        add(self.rules, lasting(HostRule(match=match, interval=interval), seconds, self.wall))
 
     def after(self, seconds: float) -> float | None:
         """The interval in force so many seconds after the start."""
@@ -94,7 +100,7 @@ def test_after_each_end_the_rule_below_is_in_force_again() -> None:
     assert [ends.after(s) for s in (0, 9.9, 10, 19.9, 20, 29.9, 30, 39.9, 40)] == [
         *(4.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.5),
     ]
-    assert not ends.rules.overridden("a.example")
+    assert not ends.rules.set_for("a.example")
 
 
 def test_a_rule_that_ends_before_the_rule_over_it_is_never_in_force_again() -> None:
@@ -112,7 +118,7 @@ def test_one_match_can_be_set_again_and_again_but_only_some_rules_are_kept() -> 
     ends = Ends(rule(1.0))
     for number in range(100):
         ends.set(2.0, 100.0 + number)
-    assert len(ends.rules.hosts.set_for("a.example")) == 1
+    assert len(ends.rules.set_for("a.example")) == 1
     for number in range(MAX_OVERRIDES - 1):
         ends.set(3.0, 50.0 - number)
     with pytest.raises(ConfigError, match=r"a\.example has 16 overrides already; wait until one"):
@@ -132,7 +138,7 @@ def test_a_rule_that_has_ended_when_it_is_read_is_valid_and_said_to_be_over(
     ends = Ends(rule(1.0, -60.0), rule(2.0, match="*"))
     ends.rules.replace((rule(1.0, -1.0), rule(3.0, match="*")))
     ends.set(4.0, 0.0)
-    ends.rules.hosts.log_ended()
+    ends.rules.log_ended()
     assert ends.after(0) == 3.0
     assert [record.getMessage() for record in caplog.records] == [
         "the override for a.example has ended: robots obey, interval 1.0: "
@@ -147,7 +153,7 @@ def test_a_rule_that_has_ended_when_it_is_read_is_valid_and_said_to_be_over(
 def test_an_end_is_kept_in_utc_and_a_reload_changes_no_override() -> None:
     zone = timezone(timedelta(hours=5, minutes=30))
     ends = Ends(HostRule(match="a.example", until=START.astimezone(zone) + timedelta(seconds=10)))
-    assert str(ends.rules.hosts.entries()[0].until) == "2026-12-01 00:00:10+00:00"
+    assert str(ends.rules.entries()[0].until) == "2026-12-01 00:00:10+00:00"
     ends.set(2.0, 20.0)
     ends.rules.replace((rule(7.0),))
     assert [ends.after(s) for s in (10, 20)] == [2.0, 7.0]
@@ -169,7 +175,7 @@ def test_an_end_is_kept_in_utc_and_a_reload_changes_no_override() -> None:
 def test_a_rule_made_in_python_with_a_wrong_end_or_author_changes_nothing(wrong: Any) -> None:
     rules = Rules(Config(host=(rule(1.0),)))
     with pytest.raises(ConfigError, match=r"\[\[host\]\] match='a\.example': (by|until)"):
-        rules.add(HostRule(match="a.example", **wrong))
+        add(rules, HostRule(match="a.example", **wrong))
     with pytest.raises(ConfigError, match=r"(by|until)"):
         Rules(Config(host=(HostRule(match="a.example", **wrong),)))
     assert rules.for_host("a.example").own == 1.0
@@ -197,7 +203,7 @@ def test_two_groups_of_one_name_are_refused() -> None:
 def test_a_rule_with_an_unknown_group_changes_nothing() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0),)))
     with pytest.raises(ConfigError, match=r"no \[\[group\]\] named 'x'"):
-        rules.add(HostRule(match="a.example", group="x"))
+        add(rules, HostRule(match="a.example", group="x"))
     assert rules.for_host("a.example").own == 3.0
 
 

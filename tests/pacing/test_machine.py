@@ -214,7 +214,7 @@ class Politeness(RuleBasedStateMachine):
 
     @rule(host=hosts, on=st.booleans())
     def pause(self, host: str, on: bool) -> None:
-        (self.scheduler.pause if on else self.scheduler.resume)(host)
+        self.scheduler.pause(host, paused=on)
         self.settle()
 
     @rule(host=hosts, seconds=st.sampled_from((2.0, 50.0)))
@@ -261,7 +261,7 @@ class Politeness(RuleBasedStateMachine):
     def calm(self) -> None:
         self.scheduler.thaw()
         for host in HOSTS:
-            self.scheduler.resume(host)
+            self.scheduler.pause(host, paused=False)
 
     # --- what must hold -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.queue.polite import PoliteQueue
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import FakeStorage, due_at, hosts_of
+from tests.pacing_support import FakeStorage, add_rule, due_at, hosts_of
 from tests.queue_support import Crawl, FakeGate
 
 Make = Callable[..., Awaitable[Scheduler]]
@@ -49,14 +49,14 @@ async def full(make: Make, storage: FakeStorage) -> Scheduler:
 
 def _pause_and_resume(scheduler: Scheduler) -> None:
     scheduler.pause(VICTIM)
-    scheduler.resume(VICTIM)
+    scheduler.pause(VICTIM, paused=False)
 
 
 ROADS: dict[str, Callable[[Scheduler], object]] = {
     "none": lambda scheduler: None,
     "when_due": lambda scheduler: scheduler.when_due(VICTIM, lambda: None),
     "pause": _pause_and_resume,
-    "override": lambda scheduler: scheduler.add_rule(HostRule(match=VICTIM, interval=0.5)),
+    "override": lambda scheduler: add_rule(scheduler, HostRule(match=VICTIM, interval=0.5)),
     "block": lambda scheduler: scheduler.block(VICTIM, VirtualClock(start=1000.0).wall() + 0.001),
     "robots_read": lambda scheduler: scheduler.robots_read(
         VICTIM, lambda: RobotsInterval(0.1, "crawl-delay")
@@ -106,7 +106,7 @@ async def test_a_pause_of_a_spilled_host_is_lifted(full: Scheduler, clock: Virtu
     for number in range(6):
         full.why(f"h{number}.example")
     assert VICTIM not in hosts_of(full)
-    full.resume(VICTIM)
+    full.pause(VICTIM, paused=False)
     await clock.elapse(10.0)  # the interval to which it was slowed
     assert await refused(full) == ""
 

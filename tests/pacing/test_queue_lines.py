@@ -116,7 +116,7 @@ async def test_a_reserved_lease_is_not_used_once_its_host_is_blocked(
     getting = asyncio.create_task(queue.get())
     await clock.elapse(0.5)
     assert not getting.done()
-    scheduler.resume(host)
+    scheduler.pause(host, paused=False)
     for _ in range(20):
         await clock.elapse(0.5)
     assert getting.done()

@@ -17,7 +17,7 @@ from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import hosts_of, is_paused
+from tests.pacing_support import add_rule, hosts_of, is_paused
 
 A, B = "a.example", "b.example"
 Make = Callable[..., Coroutine[Any, Any, Scheduler]]
@@ -45,9 +45,12 @@ class Visitor:
 
     async def _visit(self, name: str, host: str, hold: float | None, how: Any) -> None:
         how.setdefault("admit", wish(1.0))
+        ttl = how.pop("ttl", None)
         grant = await self.scheduler.acquire(f"https://{host}/{name}", host, **how)
         self.starts.append((name, self.clock.monotonic() - 1000.0))
         self.grants[name] = grant
+        if ttl is not None:
+            grant.renew(ttl)
         if hold is not None:
             if hold:
                 await self.clock.sleep(hold)
@@ -108,7 +111,7 @@ async def test_all_slots_are_taken_when_a_pause_ends(make: Make, clock: VirtualC
         visitor.ask(name, hold=None, admit=wish(0.0))
     await clock.settle()
     assert visitor.names == []
-    scheduler.resume(A)
+    scheduler.pause(A, paused=False)
     await clock.settle()
     assert visitor.names == ["1", "2", "3"]
 
@@ -547,7 +550,7 @@ async def test_a_paused_host_grants_nothing_until_resumed(
     await clock.elapse(100.0)
     assert is_paused(visitor.scheduler, A)
     assert visitor.names == []
-    visitor.scheduler.resume(A)
+    visitor.scheduler.pause(A, paused=False)
     await clock.settle()
     assert visitor.names == ["page"]
 
@@ -567,7 +570,7 @@ async def test_a_blocked_host_grants_nothing_until_the_block_is_lifted(
 
 
 async def test_an_override_counts_from_now_on(visitor: Visitor, clock: VirtualClock) -> None:
-    visitor.scheduler.add_rule(HostRule(match=A, interval=4.0))
+    add_rule(visitor.scheduler, HostRule(match=A, interval=4.0))
     for name in "xy":
         visitor.ask(name)
     await clock.elapse(20.0)
