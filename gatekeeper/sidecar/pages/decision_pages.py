@@ -12,7 +12,7 @@ from gatekeeper.clock import utc
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.html import Child, Html, badge, code, markup, number, row
+from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, code, markup, number, row
 from gatekeeper.sidecar.pages.shell import Page
 from gatekeeper.sidecar.routes.check import as_read
 
@@ -50,15 +50,11 @@ def explain_page(
 
     `group` is the result of `group_lines`.
     """
-    body: list[Child] = [
-        html.search_form(
-            "explain",
-            html.field("URL", "url", url, type="text", required=True, class_="wide"),
-            html.field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
-            button="Explain",
-            id_="question",
-        )
-    ]
+    fields = (
+        html.field("URL", "url", url, type="text", required=True, class_="wide"),
+        html.field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
+    )
+    body: list[Child] = [html.search_form("explain", *fields, button="Explain", id_="question")]
     if error is not None:
         body.append(html.paragraph(badge("bad", "Invalid question"), " ", error, class_="lead"))
     if explained is not None:
@@ -66,7 +62,7 @@ def explain_page(
     elif error is None:
         said = "Enter a URL: the answer names the deciding line of robots.txt and the other "
         body.append(html.paragraph(said, "matching rules.", class_="empty"))
-    return Page("Explain", "explain", body, None, ("explain.js",))
+    return Page("Explain", body, files=("explain.js",))
 
 
 def decision_section(service: Service, explained: Explanation, group: Collection[int]) -> Html:
@@ -147,22 +143,12 @@ def _candidates(explained: Explanation) -> Html:
     rows = []
     for one in explained.candidates[:200]:
         first = deciding_rule is not None and one.line == deciding_rule.line
-        rows.append(
-            row(
-                html.row_head(badge("ok", "decides") if first else badge("idle", "loses")),
-                html.num(one.line),
-                one.field,
-                html.text_cell(code(one.value[:500]), _note(one.value)),
-                html.num(one.length),
-                class_="decides" if first else "loses",
-            )
-        )
-    return html.table(
-        "Rules that match, by their length",
-        ("Part", html.num_head("Line"), "Field", "Pattern", html.num_head("Length")),
-        rows,
-        empty="No rule matches.",
-    )
+        mark = "decides" if first else "loses"
+        part, pattern = badge("ok" if first else "idle", mark), code(one.value[:500])
+        cells = part, one.line, one.field, [pattern, _note(one.value)], one.length
+        rows.append(row(*cells, class_=mark))
+    columns = {"Part": "", "Line": "num", "Field": "", "Pattern": "url", "Length": "num"}
+    return html.table("Rules that match, by their length", columns, rows, empty="No rule matches.")
 
 
 def _text(explained: Explanation, group: Collection[int]) -> Html:
@@ -227,6 +213,8 @@ def _what_if(explained: Explanation) -> Html:
 
 def live_page(query: EventQuery) -> Page:
     """The stream of decisions, which `live.js` shows."""
+    columns = dict.fromkeys(("Time", "Verdict", "URL", "Reason", "Line", "Client"), "")
+    columns["Line"] = "num"
     options = []
     for one in ("any", "allow", "deny", "defer"):
         own = html.attributes(value=one, selected=one == query.verdict)
@@ -245,14 +233,9 @@ def live_page(query: EventQuery) -> Page:
             '<span id="live-state" role="status">This page needs JavaScript.</span> '
             '<span id="dropped"></span></p>'
         ),
-        html.table(
-            "The latest decisions",
-            ("Time", "Verdict", "URL", "Reason", html.num_head("Line"), "Client"),
-            (),
-            id_="decisions",
-        ),
+        html.table("The latest decisions", columns, (), id_="decisions"),
     ]
-    return Page("Live", "live", body, None, ("live.js",))
+    return Page("Live", body, files=("live.js",))
 
 
 # --- history ----------------------------------------------------------------------------------
@@ -347,25 +330,25 @@ def history_page(
     elif origin:
         rows = [
             row(
-                html.row_head(entry.body_hash.hex()[:12] or "no file"),
+                entry.body_hash.hex()[:12] or "no file",
                 html.age(utc(entry.first_seen), now),
                 html.age(utc(entry.last_seen), now),
                 _words(entry.outcome),
-                html.num("-" if entry.status is None else entry.status),
-                html.num(number(entry.size)),
+                entry.status,
+                entry.size,
                 _compare_link(origin, n),
             )
-            for n, entry in reversed(list(enumerate(entries)))
+            for n, entry in list(enumerate(entries))[:-201:-1]
         ]
-        numbers = map(html.num_head, ("Status", "Bytes"))
-        heads = ("Version", "First seen", "Last seen", "Outcome", *numbers, "Compare")
+        columns = dict.fromkeys(("Version", "First seen", "Last seen", "Outcome"), "")
+        columns |= {"Status": "num", "Bytes": "num", "Compare": ""}
         empty = "No version of this file is stored. History needs a storage (storage.path)."
-        body.append(html.table("Versions, the latest first", heads, rows[:200], empty=empty))
+        body.append(html.table("Versions, the latest first", columns, rows, empty=empty))
         if versions is not None:
             body += _comparison(versions)
     else:
         body.append(html.paragraph(f"Enter an origin, such as {example}.", class_="empty"))
-    return Page("History", "history", body)
+    return Page("History", body)
 
 
 def _compare_link(origin: str, n: int) -> Child:
@@ -376,27 +359,20 @@ def _compare_link(origin: str, n: int) -> Child:
 
 
 def _comparison(versions: VersionDiff) -> Iterator[Html]:
-    yield markup("<h2>Which verdicts changed</h2>")
-    yield html.table(
-        "Recently asked URLs whose verdict changed",
-        ("URL", "Before", "After"),
-        [
-            row(
-                html.row_head(url[:2048], class_="url"),
-                verdict_badge("allow" if before else "deny"),
-                verdict_badge("allow" if after else "deny"),
-            )
-            for url, before, after in versions.verdicts[:200]
-        ],
+    yield html.section(
+        "Which verdicts changed",
+        {"URL": "url", "Before": "", "After": ""},
+        (
+            row(url[:2048], *(verdict_badge("allow" if one else "deny") for one in verdicts))
+            for url, *verdicts in versions.verdicts[:200]
+        ),
         empty=f"None of {number(versions.asked)} recently asked URLs.",
     )
-    yield markup("<h2>What changed in the text</h2>")
-    heads = ("Change", "Old", "New")
-    rows = _diff_rows(versions)
-    yield html.table("Old and new side by side", heads, rows, empty="Nothing.")
+    columns = {"Change": "", "Old": "url", "New": "url"}
+    yield html.section("What changed in the text", columns, _diff_rows(versions), empty="Nothing.")
 
 
-def _diff_rows(versions: VersionDiff) -> Iterator[Html]:
+def _diff_rows(versions: VersionDiff) -> Iterator[Row]:
     """Yield the rows of a comparison, `_MAX_ROWS` at most."""
     rows = chain.from_iterable(map(_change_rows, versions.changes))
     yield from islice(rows, _MAX_ROWS)
@@ -404,7 +380,7 @@ def _diff_rows(versions: VersionDiff) -> Iterator[Html]:
         yield row("", "... and more", "... and more")
 
 
-def _change_rows(change: TextChange) -> Iterator[Html]:
+def _change_rows(change: TextChange) -> Iterator[Row]:
     if not change.same:
         for old, new in zip_longest(change.old, change.new):
             mark = "new" if old is None else "gone" if new is None else "changed"
@@ -417,5 +393,5 @@ def _change_rows(change: TextChange) -> Iterator[Html]:
         yield row("", _line(line), _line(line), class_="same")
 
 
-def _line(text: str | None) -> Html:
-    return html.text_cell(None if text is None else code(text[:1000]))
+def _line(text: str | None) -> Html | None:
+    return None if text is None else code(text[:1000])

@@ -115,23 +115,21 @@ def _path(call: Call) -> str:
     return call.request.raw_path.partition("?")[0].removeprefix("/ui").removeprefix("/")
 
 
-def _root(call: Call) -> str:
-    return "../" * _path(call).count("/") or "./"
-
-
 def _to_sign_in(call: Call) -> web.Response:
     wanted = call.request.raw_path.removeprefix("/ui/") if call.request.method == "GET" else ""
-    where = f"{_root(call)}sign-in?next={quote(wanted, safe='')}"
+    where = f"{shell.root_of(_path(call))}sign-in?next={quote(wanted, safe='')}"
     return web.Response(status=303, headers={**HEADERS, "Location": where})
 
 
 def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
-    state = service.phase if service.ready or service.phase != "serving" else "not ready"
+    path, ready = _path(call), service.ready
+    state = service.phase if ready or service.phase != "serving" else "not ready"
+    shown = badge("ok" if ready else "bad", state, id_="state")
     audit = service.gate.parts.audit is not None
-    response = shell.page_response(page, visitor, state=state, ready=service.ready, audit=audit)
+    response = shell.page_response(page, path, visitor, state=shown, audit=audit)
     # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
     # pages would exist in addition to the session's own, and outlive the sign-out.
-    if visitor is not None and visitor.cookie is not None and "/" not in _path(call):
+    if visitor is not None and visitor.cookie is not None and "/" not in path:
         shell.set_cookie(response, visitor.cookie, secure=visitor.secure or call.request.secure)
     return response
 
@@ -140,9 +138,9 @@ def _problem_page(call: Call, problem: Problem) -> Page:
     """Return the page for an error."""
     body = [
         paragraph(badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
-        markup("<p>{}</p>", link(_root(call), "To the overview")),
+        markup("<p>{}</p>", link(shell.root_of(_path(call)), "To the overview")),
     ]
-    return Page("The request failed", _path(call), body, status=problem.status)
+    return Page("The request failed", body, status=problem.status)
 
 
 async def _read_form(request: web.BaseRequest) -> dict[str, str]:
@@ -177,7 +175,7 @@ def _sign_in(wanted: str, wrong: str | None) -> Page:
         hidden("next", wanted),
     )
     body = [alert, form, paragraph(said, "last page.")]
-    return Page("Sign in", "sign-in", body, status=401 if wrong else 200)
+    return Page("Sign in", body, status=401 if wrong else 200)
 
 
 async def sign_in(service: Service, call: Call) -> web.StreamResponse:
