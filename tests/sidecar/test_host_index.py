@@ -60,6 +60,23 @@ def test_many_names_are_split_into_short_lists() -> None:
     assert [name for chunk in names.chunks() for name in chunk] == model[15_000:]
 
 
+def test_names_that_come_and_go_during_a_scan_hide_no_other() -> None:
+    """Lists are split and emptied meanwhile."""
+    names, staying = SortedNames(), [f"h{n:05d}" for n in range(0, 9_000, 3)]
+    for name in staying + [f"h{n:05d}" for n in range(1, 9_000, 3)]:
+        names.add(name)
+    seen: list[str] = []
+    for part in names.chunks():
+        seen += part
+        first = len(seen)
+        for n in range(first, first + 1_500):
+            names.add(f"h{n:05d}x")
+        for n in range(1, 9_000, 6):
+            names.discard(f"h{n:05d}")
+    assert len(seen) == len(set(seen))
+    assert set(staying) <= set(seen)
+
+
 @asynccontextmanager
 async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, dict, list]]:
     scopes: dict[str, Scope] = {}

@@ -10,7 +10,7 @@ goes on for the next request.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge, nsmallest
@@ -122,8 +122,17 @@ class SortedNames:
         return found
 
     def chunks(self) -> Iterator[list[str]]:
-        """Yield the names in order, in lists, as they were when the iteration started."""
-        yield from list(self._chunks)
+        """Yield the names in order, in lists that take less than a millisecond to examine.
+
+        Names may come and go meanwhile: the others are yielded, each once.
+        """
+        last = ""
+        while (at := bisect_right(self._last, last)) < len(self._chunks):
+            chunk = self._chunks[at]
+            first = bisect_right(chunk, last)
+            names = chunk[first : first + _CHUNK // 2]
+            last = names[-1]
+            yield names
 
 
 class HostPage(NamedTuple):
@@ -166,7 +175,6 @@ class _Scan:
         self.runs: list[_Run] = []
         self.up_to_date = up_to_date
         """True if the index was up to date when the scan started, so that it covers every host."""
-        self.found = 0
         self.complete = False
         self.fresh_until = inf
         """Until when its result is reused."""
@@ -185,7 +193,6 @@ class _Scan:
             if run:
                 run.sort()
                 self.runs.append(run)
-                self.found += len(run)
             await asyncio.sleep(0)
         now = self._clock.monotonic()
         self.fresh_until = now + max(MIN_REUSE, _REUSE_FACTOR * (now - began))
@@ -211,19 +218,11 @@ class HostIndex:
     ) -> None:
         self._scopes = scopes
         self._state_of = state_of
-        self.by_state: HostOrder = HostOrder(
-            "state", lambda scope, now: STATES.index(state_of(scope, now))
-        )
-        """The order by state."""
         self._changes = changes
         self._clock = clock
         self._shared = shared
         self._names = SortedNames()
-        self._pending: list[Scope] = list(scopes.values())
-        self._hosts: list[Scope] = []
-        """The scopes of the hosts, unsorted. A scan does not copy the list, which may be long."""
-        self._gone: set[str] = set()
-        """Names of hosts of which `_hosts` may contain a scope that is gone."""
+        changes += scopes.values()
         self._scans: dict[tuple[object, ...], _Scan] = {}
         self._follower: asyncio.Task[None] | None = None
 
@@ -233,7 +232,7 @@ class HostIndex:
     @property
     def pending(self) -> int:
         """The number of hosts that came or went and are not in the index yet."""
-        return len(self._pending) + len(self._changes)
+        return len(self._changes)
 
     def follow(self) -> None:
         """Update the index: a thousand changes now, the others in the background.
@@ -259,44 +258,18 @@ class HostIndex:
         while self.pending:
             self._apply(_CHUNK // 2)
             await asyncio.sleep(0)
-        if len(self._gone) > max(_CHUNK, len(self._hosts) // 8):
-            await self._drop_gone()
 
     def _apply(self, most: int) -> None:
-        if not self._pending:
-            self._pending, self._changes[:] = self._changes[:], []
-        part = self._pending[-most:]
-        del self._pending[-most:]
+        part = self._changes[-most:]
+        del self._changes[-most:]
         for scope in part:
             name = scope.name
             if name.startswith(self._shared):
                 continue
-            if (now := self._scopes.get(name)) is scope:
+            if name in self._scopes:
                 self._names.add(name)
-                self._hosts.append(scope)
-                continue
-            self._gone.add(name)
-            if now is None:
+            else:
                 self._names.discard(name)
-
-    async def _drop_gone(self) -> None:
-        """Remove the scopes that are gone from `_hosts`."""
-        gone = set(self._gone)
-        present: list[Scope] = []
-        for part in self._slices():
-            present += part
-            await asyncio.sleep(0)
-        self._hosts = present
-        self._gone -= gone
-
-    def _slices(self) -> Iterator[list[Scope]]:
-        """Yield the scopes of the hosts in slices, without the scopes that are gone."""
-        hosts, scopes, first = self._hosts, self._scopes, 0
-        while part := hosts[first : first + _CHUNK // 2]:
-            first += _CHUNK // 2
-            if gone := self._gone:
-                part = [s for s in part if s.name not in gone or scopes.get(s.name) is s]
-            yield part
 
     # --- pages --------------------------------------------------------------------------
 
@@ -325,14 +298,11 @@ class HostIndex:
             return HostPage(names, len(self._names), settled)
         if first + count > DEEPEST:
             raise ValueError(f"only the first {DEEPEST} hosts are sorted: narrow the filter")
-        if order is None and state == "any":
-            scan = await self._scanned(("names", q), self._matching(q))
-        else:
-            runs = self._ranked(q, state, order, descending=descending)
-            name = ("ranked", q, state, order and order.name, descending)
-            scan = await self._scanned(name, runs)
+        name = ("hosts", q, state, order and order.name, descending)
+        scan = await self._scanned(name, self._ranked(q, state, order, descending=descending))
         hosts = _merge_page(scan, first, count, flip=order is None and descending)
-        return HostPage(hosts, scan.found, settled and scan.complete and scan.up_to_date)
+        total = sum(map(len, scan.runs))
+        return HostPage(hosts, total, settled and scan.complete and scan.up_to_date)
 
     async def states(self, key: Callable[[Scope], float] = lambda _: 0.0) -> HostStates:
         """Count the hosts of each state. Of those held up, the ones with the least `key` are
@@ -356,26 +326,25 @@ class HostIndex:
         self, q: str, state: str, order: HostOrder | None, *, descending: bool
     ) -> Iterator[_Run]:
         """Yield the hosts that pass the filter, with their keys."""
-        key = None if order is None else order.key
         sign = -1.0 if descending else 1.0
         now = self._clock.monotonic()
-        for part in self._slices():
+        for names in self._names.chunks():
             yield [
-                (0.0 if key is None else sign * key(scope, now), scope.name)
-                for scope in part
-                if q in scope.name and (state == "any" or self._state_of(scope, now) == state)
+                (0.0 if order is None else sign * order.key(scope, now), scope.name)
+                for scope in self._scopes_of(name for name in names if q in name)
+                if state == "any" or self._state_of(scope, now) == state
             ]
 
-    def _matching(self, q: str) -> Iterator[_Run]:
-        """Yield the hosts with `q` in their name."""
-        for chunk in self._names.chunks():
-            yield [(0.0, name) for name in chunk if q in name]
+    def _scopes_of(self, names: Iterable[str]) -> Iterator[Scope]:
+        """Yield the scopes of these hosts, without those that are gone."""
+        return filter(None, map(self._scopes.get, names))
 
     def _counted_states(self, key: Callable[[Scope], float]) -> Iterator[_Run]:
         """Yield each state but "free" with its number of hosts and the first of those held up,
         slice by slice."""
         now = self._clock.monotonic()
-        for part in self._slices():
+        for names in self._names.chunks():
+            part = list(self._scopes_of(names))
             states = [self._state_of(scope, now) for scope in part]
             counts = Counter(states)
             held: dict[str, list[tuple[float, str]]] = {s: [] for s in HELD_UP if counts[s]}

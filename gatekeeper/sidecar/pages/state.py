@@ -16,7 +16,7 @@ from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.pacing.waiters import HELD_UP
+from gatekeeper.pacing.waiters import HELD_UP, STATES
 from gatekeeper.sidecar.pages.host_index import MAX_NAMED, HostIndex, HostOrder, HostStates
 from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed, Series
 
@@ -179,10 +179,9 @@ class OperatorState:
         """Return the sort order with a name; None for "host", the order by name."""
         if name == "host":
             return None
-        if name == "state":
-            return self.hosts.by_state
         counts, last, waiting = self.feed.counts, self.feed.last_status, self.waiting_by_host()
         keys: dict[str, Callable[[Scope, float], float]] = {
+            "state": lambda scope, now: STATES.index(self.holdups.state(scope, now)),
             "next": lambda scope, now: self.holdups.due(scope, now) - now,
             "interval": lambda scope, _now: scope.interval,
             "in_flight": lambda scope, _now: scope.in_flight,
