@@ -8,10 +8,10 @@ every ten seconds and keeps the samples for an hour.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf, isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -230,52 +230,37 @@ class DecisionFeed:
         """Return the last reported status of a page of the host, and its wall time in seconds."""
         return self._statuses.get(host)
 
-    @property
-    def oldest(self) -> int:
-        """The number of the oldest decision that is kept; `count` + 1 if there is none."""
-        first = [self._ring[0][0]] if self._ring else []
-        batch = [self._batches[0][0]] if self._batches else []
-        return min((*first, *batch), default=self.count + 1)
+    def latest(self, after: int = 0, mark: bytes = b"") -> Iterator[GivenDecision]:
+        """Yield the decisions after a number, the latest first; of the batches, those alone whose
+        JSON contains `mark`. Decoding every batch takes 20 ms."""
+        ring = takewhile(lambda entry: entry[0] > after, reversed(self._ring))
+        batched = (
+            one
+            for first, batch in reversed(self._batches)
+            if first + batch.count > after + 1 and mark in batch.body
+            for one in reversed(_of_batch(first, batch))
+            if one.number > after
+        )
+        return merge(map(_decoded, ring), batched, key=lambda one: -one.number)
 
     def since(self, number: int, most: int | None = None) -> list[GivenDecision]:
         """Return the latest `most` decisions after a number, oldest first."""
-        most = _RING + _BATCHES * 1000 if most is None else most
-        singles: list[GivenDecision] = []
-        for one in reversed(self._ring):
-            if one[0] <= number or len(singles) >= most:
-                break
-            singles.append(_decoded(one))
-        batched: list[GivenDecision] = []
-        for first, batch in reversed(self._batches):
-            if first + batch.count - 1 <= number or len(batched) >= most:
-                break
-            batched += (one for one in reversed(_of_batch(first, batch)) if one.number > number)
-        together = merge(singles, batched, key=lambda one: -one.number)
-        return list(islice(together, most))[::-1]
+        return list(islice(self.latest(number), most))[::-1]
 
     def find(self, decision_id: str) -> GivenDecision | None:
         """Return the decision with an id, or None if it is no longer kept."""
-        for one in map(_decoded, reversed(self._ring)):
-            if one.decision.id == decision_id:
-                return one
-        mark = b'"id":%b' % encode(decision_id)
-        batches = (entry for entry in reversed(self._batches) if mark in entry[1].body)
-        found = (one for entry in batches for one in _of_batch(*entry))
-        return next((one for one in found if one.decision.id == decision_id), None)
+        kept = self.latest(mark=b'"id":%b' % encode(decision_id))
+        return next((one for one in kept if one.decision.id == decision_id), None)
 
     def urls_of(self, origin: str, most: int) -> list[str]:
         """Return up to `most` different URLs of an origin, the most recently asked about first."""
         found: dict[str, None] = {}
-        for one in map(_decoded, reversed(self._ring)):
+        for one in self.latest(mark=b'"origin":%b' % encode(origin)):
             if one.decision.origin == origin:
                 found[one.decision.url] = None
-        mark = b'"origin":%b' % encode(origin)
-        for first, batch in reversed(self._batches):
-            if len(found) < most and mark in batch.body:
-                for one in _of_batch(first, batch):
-                    if one.decision.origin == origin:
-                        found[one.decision.url] = None
-        return list(islice(found, most))
+                if len(found) == most:
+                    break
+        return list(found)
 
 
 # --- the last hour ---------------------------------------------------------------------------
@@ -332,13 +317,13 @@ class Series:
         """The wall time in seconds and the values of each sample."""
         self._timer = SingleTimer(clock, self.sample)
         self._due = 0.0
-        self._before: Mapping[str, float] = {}
+        self._before: Counter[str] = Counter()
         self._waits: list[int] = []
 
     def start(self) -> None:
         """Take a sample every `STEP` seconds from now on. Idempotent."""
         if self._timer.when == inf:
-            self._before, self._waits = self._totals(), self._queue_wait.counts()
+            self._before, self._waits = totals_of(self._gate.stats()), self._queue_wait.counts()
             self._due = self._clock.monotonic() + STEP
             self._timer.set(self._due)
 
@@ -360,10 +345,10 @@ class Series:
         """Add a point now, as every ten seconds."""
         self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
         self._timer.set(self._due)
-        totals, waits = self._totals(), self._queue_wait.counts()
+        totals, waits = totals_of(self._gate.stats()), self._queue_wait.counts()
         values: dict[str, float | None] = {}
         for name, total in totals.items():
-            increase = float(total - self._before.get(name, 0.0))
+            increase = float(total - self._before[name])
             values[name] = increase if name.startswith("robots") else increase / STEP
         increases = [new - old for new, old in zip(waits, self._waits, strict=True)]
         for name, share in (("wait_p50", 0.5), ("wait_p95", 0.95)):
@@ -375,21 +360,17 @@ class Series:
         self._before, self._waits = totals, waits
         self._on_sample()
 
-    def _totals(self) -> dict[str, float]:
-        stats = self._gate.stats()
-        totals = dict.fromkeys(("allow", "deny", "defer"), 0.0)
-        for (verdict, _), count in stats.decisions.items():
-            totals[verdict.value] += count
-        good, failed = retrievals(stats)
-        return {**totals, "robots_ok": good, "robots_failed": failed}
 
+def totals_of(stats: GateStats) -> Counter[str]:
+    """Return what was counted since the start.
 
-def retrievals(stats: GateStats) -> tuple[int, int]:
-    """Count robots.txt retrievals: those with a file or a definite absence, and the failed ones."""
-    good = failed = 0
+    allow, deny, defer: decisions. robots_ok, robots_failed: robots.txt retrievals, those that gave
+    a file or a definite absence, and the others.
+    """
+    totals = Counter(dict.fromkeys(NAMES[:5], 0))
+    for (verdict, _), count in stats.decisions.items():
+        totals[verdict.value] += count
     for name, count in stats.directory.outcomes.items():
-        if Outcome.named(name).good or name == Outcome.NOT_MODIFIED.row.name:
-            good += count
-        else:
-            failed += count
-    return good, failed
+        good = Outcome.named(name).good or name == Outcome.NOT_MODIFIED.row.name
+        totals["robots_ok" if good else "robots_failed"] += count
+    return totals

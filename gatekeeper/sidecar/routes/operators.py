@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
@@ -18,11 +17,11 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
-from gatekeeper.decision import Decision, Reason
+from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.sidecar.lease_requests import full
 from gatekeeper.sidecar.logs import DecisionEvent
-from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, retrievals
+from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, totals_of
 from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
 from gatekeeper.sidecar.reload import needs_restart
 from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Route, json_response
@@ -64,15 +63,13 @@ async def overview_of(service: Service) -> Overview:
     state, clock = service.operators, service.clock
     now = clock.monotonic()
     stats = service.gate.stats()
-    decisions: Counter[str] = Counter({"allow": 0, "deny": 0, "defer": 0})
-    for (verdict, _), count in stats.decisions.items():
-        decisions[verdict.value] += count
+    totals = totals_of(stats)
+    decisions = {verdict.value: totals[verdict.value] for verdict in Verdict}
     total = sum(decisions.values())
     fetches = stats.directory.fetches
     states, held_up = await state.states()
     held, waiters = list(service.leases), service.leases.waiters
     oldest = min(waiters, key=lambda one: one.since, default=None)
-    good, failed = retrievals(stats)
     metrics = service.metrics
     return Overview(
         state=service.phase if service.ready or service.phase != "serving" else service.unready,
@@ -81,11 +78,11 @@ async def overview_of(service: Service) -> Overview:
         version=service.version,
         started_at=utc(state.started),
         now=utc(clock.wall()),
-        decisions=dict(decisions),
+        decisions=decisions,
         rates=state.series.rates(),
         robots=stats.directory.outcomes,
-        robots_ok=good,
-        robots_failed=failed,
+        robots_ok=totals["robots_ok"],
+        robots_failed=totals["robots_failed"],
         waiting=len(waiters),
         oldest_wait=None if oldest is None else now - oldest.since,
         oldest_wait_host=None if oldest is None else oldest.host,
