@@ -39,45 +39,59 @@ if TYPE_CHECKING:
 
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
+_SIGN_IN: Final = "sign-in"
+"""The kind of the problem that a visitor has to sign in."""
 _MAX_COMPARED: Final = 500
 """Maximum URLs whose verdicts are compared between two versions."""
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
-Answer = Callable[["Service", Call, Visitor], Awaitable[web.Response]]
+Answer = Callable[["Service", Call, Visitor], Awaitable[web.StreamResponse]]
 Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[None]]
 
 
 # --- access -----------------------------------------------------------------------------------
 
 
+def _visitor(service: Service, call: Call, needs: frozenset[Role]) -> Visitor:
+    """Return the visitor, who has one of the roles. Raises Problem 401 or 403."""
+    visitor = service.sessions.visitor(call.request, service.admission)
+    if visitor is None:
+        raise Problem(401, _SIGN_IN, "sign in first")
+    if visitor.roles.isdisjoint(needs):
+        roles = " or ".join(sorted(needs))
+        raise Problem(403, "role", f"{visitor.name} may not see this page: it needs {roles}")
+    return visitor
+
+
 def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler[Service]:
-    """Return a handler for visitors with one of the roles; others are sent to the sign-in page."""
+    """Return a handler for visitors with one of the roles."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        visitor = service.sessions.visitor(call.request, service.admission)
-        if visitor is None:
-            return _to_sign_in(call)
-        _require_role(visitor, needs)
+        visitor = _visitor(service, call, needs)
+        call.admit(lambda: _visitor(service, call, needs).name)
         service.clients.enter(visitor.name)
         try:
             return await answer(service, call, visitor)
         finally:
             service.clients.leave(visitor.name)
 
-    return _with_problem_pages(handle)
+    return handle
 
 
 def _with_problem_pages(handler: Handler[Service]) -> Handler[Service]:
-    """Return the handler with a page for people in place of a problem document."""
+    """Return the handler with a page for people in place of a problem document; those who are not
+    signed in are sent to the sign-in page."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         try:
             return await handler(service, call)
-        except Problem as problem:
-            return _respond(service, call, _problem_page(call, problem), None)
+        except Problem as raised:
+            problem = raised
         except GatekeeperError as error:
-            page = _problem_page(call, Problem(400, "bad-request", str(error)))
-            return _respond(service, call, page, None)
+            problem = Problem(400, "bad-request", str(error))
+        if problem.kind == _SIGN_IN:
+            return _to_sign_in(call)
+        return _respond(service, call, _problem_page(call, problem), None)
 
     return handle
 
@@ -88,7 +102,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler[Service]:
     async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
         return _respond(service, call, await build(service, call, visitor), visitor)
 
-    return _for_visitors(show, needs)
+    return _with_problem_pages(_for_visitors(show, needs))
 
 
 def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler[Service]:
@@ -101,13 +115,7 @@ def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler[
         where = then.format(host=quote(call.params.get("host", ""), safe=""))
         return web.Response(status=303, headers={**HEADERS, "Location": where})
 
-    return _for_visitors(do, needs)
-
-
-def _require_role(visitor: Visitor, needs: frozenset[Role]) -> None:
-    if visitor.roles.isdisjoint(needs):
-        roles = " or ".join(sorted(needs))
-        raise Problem(403, "role", f"{visitor.name} may not see this page: it needs {roles}")
+    return _with_problem_pages(_for_visitors(do, needs))
 
 
 def _path(call: Call) -> str:
@@ -252,7 +260,6 @@ async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     result, problem, group = None, None, set[int]()
     if query.url:
         question = check.CheckQuery(query.url, query.user_agent or None)
-        call.client = visitor.name
         try:
             result = await check.explanation(service, question, call)
             group = await asyncio.to_thread(decision_pages.group_lines, service, result)
@@ -343,26 +350,12 @@ async def config(service: Service, call: Call, visitor: Visitor) -> Page:
 
 
 def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]:
-    """Return an API handler for visitors who are signed in; others get 401."""
+    """Return an API handler for visitors who are signed in."""
 
-    async def handle(service: Service, call: Call) -> web.StreamResponse:
-        request = call.request
+    async def answer(service: Service, call: Call, visitor: Visitor) -> web.StreamResponse:
+        return await handler(service, call)
 
-        def ask() -> str:
-            visitor = service.sessions.visitor(request, service.admission)
-            if visitor is None:
-                raise Problem(401, "unauthorized", "sign in first")
-            _require_role(visitor, needs)
-            return visitor.name
-
-        call.admit(ask)
-        service.clients.enter(call.client)
-        try:
-            return await handler(service, call)
-        finally:
-            service.clients.leave(call.client)
-
-    return handle
+    return _for_visitors(answer, needs)
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
