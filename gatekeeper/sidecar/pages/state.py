@@ -13,7 +13,6 @@ import msgspec
 
 from gatekeeper.client.wire import HostBody
 from gatekeeper.clock import UtcTime, utc
-from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
 from gatekeeper.pacing.waiters import HELD_UP, STATES
@@ -129,13 +128,19 @@ class OperatorState:
         metrics: Metrics,
         feed: DecisionFeed,
     ) -> None:
-        self._parts = gate.parts
+        self._recall = gate.parts.directory.recall
         self._leases = leases
         self.clock = clock
         self.started: float = self.clock.wall()
         self.feed = feed
-        self._hosts: HostIndex | None = None
-        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self._update_hosts)
+        self.holdups: HostHoldups = gate.parts.scheduler.holdups
+        """What keeps each host from being asked."""
+        self._scopes, changes = gate.parts.scheduler.watch()
+        self.hosts: HostIndex = HostIndex(
+            self._scopes, changes, clock, self.holdups.state, shared=SHARED_PREFIXES
+        )
+        """The index of the hosts in memory."""
+        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self.hosts.follow)
         self.streams: Counter[str] = Counter()
         """Open streams of events by client."""
         self.events_sent = 0
@@ -144,36 +149,18 @@ class OperatorState:
     def start(self) -> None:
         """Start to sample the counters every ten seconds. Idempotent."""
         self.series.start()
-        self._update_hosts()
+        self.hosts.follow()
 
     async def close(self) -> None:
         """Stop the timer and the background tasks. Idempotent."""
         self.series.close()
-        if self._hosts is not None:
-            await self._hosts.close()
-
-    def _update_hosts(self) -> None:
-        self.hosts.follow()
-
-    @property
-    def hosts(self) -> HostIndex:
-        """The index of the hosts in memory."""
-        if self._hosts is None:
-            scopes, changes = self._parts.scheduler.watch()
-            state_of = self.holdups.state
-            self._hosts = HostIndex(scopes, changes, self.clock, state_of, shared=SHARED_PREFIXES)
-        return self._hosts
+        await self.hosts.close()
 
     # --- hosts --------------------------------------------------------------------------
 
-    @property
-    def holdups(self) -> HostHoldups:
-        """What keeps each host from being asked."""
-        return self._parts.scheduler.holdups
-
     def scope(self, host: str) -> Scope | None:
         """Return the scope of a host, or None if it is not in memory."""
-        return self._parts.scheduler.watch()[0].get(host)
+        return self._scopes.get(host)
 
     def order(self, name: str) -> HostOrder | None:
         """Return the sort order with a name; None for "host", the order by name."""
@@ -218,8 +205,7 @@ class OperatorState:
         """Return the known origins of a host, https first."""
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
-        recall = self._parts.directory.recall
-        found = [one for one in usual if recall(one) is not None]
+        found = [one for one in usual if self._recall(one) is not None]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
@@ -227,8 +213,7 @@ class OperatorState:
 
         It is the record of https at the default port, else of http, else of another port.
         """
-        recall = self._parts.directory.recall
-        return next(filter(None, map(recall, self.origins(host))), None)
+        return next(filter(None, map(self._recall, self.origins(host))), None)
 
     # --- leases -------------------------------------------------------------------------
 
@@ -305,7 +290,7 @@ def host_body(
     scope, record = state.scope(host), state.record(host)
     file: dict[str, Any] = {}
     if record is not None:
-        standing = record.standing(Moment(now, wall))
+        standing = record.standing(clock)
         file = {
             "robots": standing.state.value,
             "robots_status": standing.status,

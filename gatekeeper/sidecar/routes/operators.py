@@ -138,22 +138,19 @@ def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) 
 
     Views are made for those on the page only.
     """
-    total, first = 0, query.first
-    shown: list[LeaseView] = []
     host = query.host.lower()
-    for found in service.operators.leases(query.state):
-        if host not in found.host or (query.client is not None and found.client != query.client):
-            continue
-        if name is not None and found.host != name:
-            continue
-        if first <= total < first + query.per_page:
-            shown.append(found.view())
-        total += 1
+    found = [
+        one
+        for one in service.operators.leases(query.state)
+        if host in one.host
+        and query.client in (None, one.client)
+        and (name is None or one.host == name)
+    ]
     return LeaseList(
-        leases=shown,
-        total=total,
+        leases=[one.view() for one in found[query.first : query.first + query.per_page]],
+        total=len(found),
         page=query.page,
-        pages=query.pages(total),
+        pages=query.pages(len(found)),
         held=len(service.leases),
         waiting=len(service.leases.waiters),
     )
@@ -253,13 +250,9 @@ def _from_record(found: FoundLine) -> PastDecision:
         client="",
         request="",
         decision=msgspec.convert(decision, Decision),
-        audit=RecordedLine(
-            chain=found.chain,
-            segment=found.segment,
-            n=line["n"],
-            kind=line["kind"],
-            line=line.get("line"),
-            text=line.get("text"),
+        audit=msgspec.convert(
+            {"line": None, "text": None, **line, "chain": found.chain, "segment": found.segment},
+            RecordedLine,
         ),
     )
 
@@ -383,26 +376,19 @@ class _EventStream:
     """The position of one stream in the decisions, and the number of decisions it missed."""
 
     def __init__(self, service: Service, query: EventQuery, last: str) -> None:
-        self._state = service.operators
-        self._feed = service.operators.feed
-        self._clock = service.clock
-        self._query = query
+        self._operators, self._clock, self._query = service.operators, service.clock, query
         self._dropped = 0
-        self._sent_at = 0.0
-        self._read_at = service.clock.monotonic()
-        self.restarted = False
-        """True if the last event that the client has seen is of an earlier process."""
+        self._sent_at = self._read_at = service.clock.monotonic()
+        feed = service.operators.feed
         prefix, _, number = last.partition("-")
-        count = self._feed.count
-        self._cursor = count
-        if last and prefix == _PREFIX and number.isdecimal() and int(number) <= count:
-            self._cursor = int(number)
-        elif last:
-            self.restarted = True
-        elif query.latest:
-            wanted = (one for one in reversed(self._feed.since(0)) if query.wants(one))
-            earlier = list(islice(wanted, query.latest))
-            self._cursor = earlier[-1].number - 1 if earlier else count
+        known = prefix == _PREFIX and number.isdecimal() and int(number) <= feed.count
+        self.restarted: bool = bool(last) and not known
+        """True if the last event that the client has seen is of an earlier process."""
+        self._cursor = int(number) if known else feed.count
+        if not last:
+            earlier = list(islice(filter(query.wants, feed.latest()), query.latest))
+            if earlier:
+                self._cursor = earlier[-1].number - 1
 
     def opening(self) -> bytes:
         """Return the first event, with the position at which the stream starts."""
@@ -413,7 +399,7 @@ class _EventStream:
 
     def read(self) -> bytes:
         """Return the events to send now; empty if there are none."""
-        feed, query = self._feed, self._query
+        feed, query = self._operators.feed, self._query
         before, count, now = self._cursor, feed.count, self._clock.monotonic()
         # If the loop is busy, reads are further apart; each may then send up to four times as much.
         most = int(MAX_EVENTS * min(max(1.0, (now - self._read_at) / TICK), 4.0))
@@ -422,7 +408,6 @@ class _EventStream:
         if count > before:
             self._cursor = count
             seen = feed.since(before, _MAX_SEARCHED if query.narrow else most)
-            seen = [one for one in seen if one.number <= count]
             wanted = [one for one in seen if query.wants(one)] if query.narrow else seen
             missed = count - before - len(seen) + max(0, len(wanted) - most)
             if missed > 0:
@@ -430,7 +415,7 @@ class _EventStream:
                 data = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % data)
             parts += map(_encode, wanted[-most:])
-            self._state.events_sent += len(wanted[-most:])
+            self._operators.events_sent += len(wanted[-most:])
         if parts:
             self._sent_at = now
         elif now - self._sent_at >= _HEARTBEAT:
@@ -495,8 +480,11 @@ def config_body(service: Service) -> ConfigBody:
     return ConfigBody(settings)
 
 
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
 def masked(value: Any) -> Any:
-    """Return the value with the credentials and queries of all URLs in it masked.
+    """Return the value with the credentials, queries and fragments of all URLs in it masked.
 
     >>> masked(["redis://me:secret@db:6379/0", 5])
     ['redis://***@db:6379/0', 5]
@@ -505,15 +493,8 @@ def masked(value: Any) -> Any:
         return {name: masked(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [masked(one) for one in value]
-    if isinstance(value, str) and "://" in value:
-        scheme, _, rest = value.partition("://")
-        authority, slash, path = rest.partition("/")
-        if "@" in path.partition("?")[0] and ":" in authority:
-            authority, path = "***@", path.rpartition("@")[2]  # a password with a slash in it
-        path = path.partition("?")[0] + ("?***" if "?" in path else "")
-        if "@" in authority:
-            authority = "***@" + authority.rpartition("@")[2]
-        return f"{scheme}://{authority}{slash}{path}"
+    if isinstance(value, str) and _URL.match(value):
+        return urls.mask(value, query=False, limit=2000)
     return value
 
 
