@@ -20,7 +20,6 @@ from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
 from gatekeeper.sidecar.routes import check, operators
 from gatekeeper.sidecar.routes import hosts as host_routes
 from gatekeeper.sidecar.routing import (
-    BODY_TIMEOUT,
     CHECK,
     CRAWL_OR_ADMIN,
     Call,
@@ -30,6 +29,7 @@ from gatekeeper.sidecar.routing import (
     Role,
     Route,
     convert,
+    read_octets,
     read_query,
 )
 
@@ -152,18 +152,10 @@ def _problem_page(call: Call, problem: Problem) -> Page:
 
 
 async def _read_form(request: web.BaseRequest) -> dict[str, str]:
-    """Read the fields of a form. Raises Problem 408, 413 or 415."""
+    """Read the fields of a form. Raises Problem 400, 408, 413 or 415."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise Problem(415, "media-type", "a form is expected")
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):  # T9: nobody is authenticated at the sign-in
-            while len(body) <= _MAX_FORM and (more := await request.content.read(_MAX_FORM)):
-                body += more
-    except TimeoutError:
-        raise Problem(408, "too-slow", f"the form took over {BODY_TIMEOUT:g} s") from None
-    if len(body) > _MAX_FORM:
-        raise Problem(413, "too-large", f"a form may have {_MAX_FORM} bytes at most")
+    body = await read_octets(request, _MAX_FORM)  # T9: nobody is authenticated at the sign-in
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
