@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge, nsmallest
 from itertools import islice
@@ -344,18 +344,13 @@ class HostIndex:
         slice by slice."""
         now = self._clock.monotonic()
         for names in self._names.chunks():
-            part = list(self._scopes_of(names))
-            states = [self._state_of(scope, now) for scope in part]
-            counts = Counter(states)
-            held: dict[str, list[tuple[float, str]]] = {s: [] for s in HELD_UP if counts[s]}
-            if held:
-                for scope, state in zip(part, states, strict=True):
-                    if state in held:
-                        held[state].append((key(scope), scope.name))
+            found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+            for scope in self._scopes_of(names):
+                if (state := self._state_of(scope, now)) != STATES[0]:
+                    found[state].append((key(scope), scope.name))
             yield [
-                (state, (count, nsmallest(MAX_NAMED, held.get(state, ()))))
-                for state, count in counts.items()
-                if state != STATES[0]
+                (state, (len(hosts), nsmallest(MAX_NAMED, hosts) if state in HELD_UP else []))
+                for state, hosts in found.items()
             ]
 
     async def _scanned(self, name: tuple[object, ...], slices: Iterator[_Run]) -> _Scan:

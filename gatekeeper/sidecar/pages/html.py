@@ -83,9 +83,9 @@ def code(text: str | None) -> Html | None:
     return None if text is None else markup("<code>{}</code>", text)
 
 
-def link(url: str, text: str) -> Html:
+def link(url: str, text: str, **others: Attribute) -> Html:
     """Return a link with a text."""
-    return markup('<a href="{}">{}</a>', url, text)
+    return markup("<a{}>{}</a>", attributes(href=url, **others), text)
 
 
 def items(

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from gatekeeper.clock import Clock
-from gatekeeper.sidecar.pages.html import Child, Html, attributes, hidden, markup
+from gatekeeper.sidecar.pages.html import Child, Html, attributes, hidden, link, markup
 from gatekeeper.sidecar.routing import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.security import Admission, Token
 from gatekeeper.urls import make_room
@@ -256,11 +256,11 @@ def document(title: str, head: Child, body: Child, body_attributes: Html | None 
 def _navigation(path: str, visitor: Visitor, audit: bool) -> list[Html | None]:
     """Return the links to the pages, and the form to sign out."""
     root, here = root_of(path), path.partition("/")[0]
-    items = []
-    for text, page in _PAGES.items():
-        if audit or page != "audit":
-            own = attributes(href=root + page, aria_current="page" if page == here else None)
-            items.append(markup("<li><a{}>{}</a></li>", own, text))
+    items = [
+        markup("<li>{}</li>", link(root + at, text, aria_current="page" if at == here else None))
+        for text, at in _PAGES.items()
+        if audit or at != "audit"
+    ]
     out = None
     if visitor.cookie is not None:
         out = markup(

@@ -297,7 +297,8 @@ def host_body(
             "robots_fetched_at": utc(standing.fetched_at),
             "robots_expires_at": utc(standing.expires_at),
         }
-    last, counts = state.feed.last_status(host), state.feed.counts(host)
+    counts = state.feed.counts(host)
+    last_status, last_at = state.feed.last_status(host) or (None, None)
     return HostBody(
         host=host,
         state=status.state,
@@ -309,8 +310,8 @@ def host_body(
         in_flight=scope.in_flight if scope is not None else 0,
         waiting=waiting,
         **file,
-        last_status=last[0] if last is not None else None,
-        last_status_at=utc(last[1]) if last is not None else None,
+        last_status=last_status,
+        last_status_at=None if last_at is None else utc(last_at),
         allowed=counts.allow,
         denied=counts.deny,
         deferred=counts.defer,

@@ -92,7 +92,8 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield [_host_link(host.host), " ", _holdup(host, overview.now)]
     counts = {state: overview.host_states[state] for state in HELD_UP}
     if sum(counts.values()) > len(overview.held_up):
-        links = [_hosts_link(state, count) for state, count in counts.items() if count]
+        shown = {state: f"{number(count)} {state}" for state, count in counts.items() if count}
+        links = [link(f"hosts?state={state}", text) for state, text in shown.items()]
         yield ["All: ", html.listed(links)]
     if overview.oldest_wait is not None and overview.oldest_wait > 60:
         said = badge("warn", f"A request has waited for {html.duration(overview.oldest_wait)}")
@@ -126,10 +127,6 @@ def _until(host: HostBody, now: datetime) -> Child:
 
 def _host_link(host: str) -> Html:
     return link(f"hosts/{quote(host, safe='')}", host)
-
-
-def _hosts_link(state: str, count: int) -> Html:
-    return link(f"hosts?state={state}", f"{number(count)} {state}")
 
 
 def _cards(seen: Overview) -> Iterator[Html]:
@@ -225,23 +222,21 @@ _COLUMNS: Final = {
 def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
     """A page of hosts. Its URL contains the filter, so that it can be shared."""
     now = utc(service.clock.wall())
-    more = None if listed.complete else " so far; the scan goes on"
+    more = "" if listed.complete else " so far; the scan goes on"
+    columns = {_head(text, *column, query): column[1] for text, column in _COLUMNS.items()}
+    rows = [_host_row(host, now) for host in listed.hosts]
+    search = html.field("Part of the name", "q", query.q, type="search")
     body = [
         html.search_form(
             "hosts",
-            html.field("Part of the name", "q", query.q, type="search"),
+            search,
             html.hidden("state", query.state),
             html.hidden("sort", query.sort),
             button="Filter",
         ),
         _state_links("hosts", query, {state: state for state in ("any", *STATES)}),
-        html.paragraph(f"{number(listed.total)} hosts", more, aria_live="polite"),
-        html.table(
-            "Hosts",
-            {_head(text, *column, query): column[1] for text, column in _COLUMNS.items()},
-            [_host_row(host, now) for host in listed.hosts],
-            empty=_no_hosts(query),
-        ),
+        html.paragraph(f"{number(listed.total)} hosts{more}", aria_live="polite"),
+        html.table("Hosts", columns, rows, empty=_no_hosts(query)),
         _pager("hosts", query, listed.pages),
     ]
     return Page("Hosts", body, REFRESH)
@@ -314,9 +309,7 @@ def _state_links(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, 
     links = []
     for state, text in states.items():
         here = "true" if state == query.state else None
-        href = _address(path, query, state=state, page=1)
-        own = html.attributes(href=href, aria_current=here)
-        links.append(markup("<a{}>{}</a>", own, text))
+        links.append(link(_address(path, query, state=state, page=1), text, aria_current=here))
     return markup('<nav class="chips" aria-label="State">{}</nav>', links)
 
 

@@ -27,7 +27,7 @@ from gatekeeper.sidecar.reload import needs_restart
 from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Route, json_response
 
 if TYPE_CHECKING:
-    from gatekeeper.gate.parts import FoundLine, GateAudit
+    from gatekeeper.gate.parts import FoundLine
     from gatekeeper.sidecar.service import Service
 
 TICK: Final = 0.1
@@ -212,8 +212,13 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
     audit = service.gate.parts.audit
     if audit is None:
         raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
-    if _DECISION_ID.fullmatch(wanted) and (line := await _recorded(audit, wanted)) is not None:
-        return json_response(_from_record(line))
+    if _DECISION_ID.fullmatch(wanted):
+        try:
+            line = await audit.find(wanted)
+        except (OSError, ValueError) as error:
+            raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
+        if line is not None:
+            return json_response(_from_record(line))
     where = f"gatekeeper audit show {service.config.audit.folder} {wanted[:64]}"
     raise Problem(
         404,
@@ -221,13 +226,6 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
         "no such decision among the latest, nor in the two latest segments of the audit record; "
         f"search all of them: {where}",
     )
-
-
-async def _recorded(audit: GateAudit, decision: str) -> FoundLine | None:
-    try:
-        return await audit.find(decision)
-    except (OSError, ValueError) as error:
-        raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
 
 
 def _from_record(found: FoundLine) -> PastDecision:
