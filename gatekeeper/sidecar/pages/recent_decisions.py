@@ -7,7 +7,6 @@ every ten seconds and keeps the samples for an hour.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from heapq import merge
@@ -19,7 +18,7 @@ import msgspec
 from cachetools import LRUCache
 
 from gatekeeper.client.wire import Decisions, encode
-from gatekeeper.clock import Clock, SingleTimer, SystemClock
+from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.urls import host_of, make_room
@@ -147,7 +146,7 @@ class DecisionFeed:
         self._hosts: LRUCache[str, Counts] = LRUCache(2 * HOSTS)
         self._origins: dict[str, Counts] = {}
         """The totals of the hosts by origin, so that the origin need not be parsed."""
-        self._wall = time.time if type(clock) is SystemClock else clock.wall
+        self._wall = clock.wall
 
     def add(self, decision: Decision, request: str, client: str) -> None:
         """Keep a decision in place of the oldest one, and count it for its host."""
@@ -316,7 +315,6 @@ class Series:
         self.points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
         """The wall time in seconds and the values of each sample."""
         self._timer = SingleTimer(clock, self.sample)
-        self._due = 0.0
         self._before: Counter[str] = Counter()
         self._waits: list[int] = []
 
@@ -324,8 +322,7 @@ class Series:
         """Take a sample every `STEP` seconds from now on. Idempotent."""
         if self._timer.when == inf:
             self._before, self._waits = totals_of(self._gate.stats()), self._queue_wait.counts()
-            self._due = self._clock.monotonic() + STEP
-            self._timer.set(self._due)
+            self._timer.set(self._clock.monotonic() + STEP)
 
     def close(self) -> None:
         """Stop sampling. Idempotent."""
@@ -343,8 +340,7 @@ class Series:
 
     def sample(self) -> None:
         """Add a point now, as every ten seconds."""
-        self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
-        self._timer.set(self._due)
+        self._timer.set(self._clock.monotonic() + STEP)
         totals, waits = totals_of(self._gate.stats()), self._queue_wait.counts()
         values: dict[str, float | None] = {}
         for name, total in totals.items():

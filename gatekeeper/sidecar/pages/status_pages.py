@@ -61,7 +61,7 @@ def overview_page(service: Service, overview: Overview) -> Page:
     body = [
         _attention(overview),
         html.cards(_cards(overview)),
-        _charts(),
+        markup('<section id="charts" data-keep="charts" hidden></section>'),  # see charts.js
         _recent_table(service),
         html.paragraph(f"{overview.user_agent}, version {overview.version}, up {up}"),
     ]
@@ -151,42 +151,6 @@ def _cards(seen: Overview) -> Iterator[Html]:
 
 def _counted(counts: Mapping[str, float | None]) -> list[str]:
     return [f"{html.short_number(count)} {name}" for name, count in counts.items() if count]
-
-
-_CHARTS: Final = {
-    "Decisions per second": ("Decisions", {name: name for name in _VERDICTS}),
-    "Wait for a lease, seconds": ("Wait", {"wait_p50": "median", "wait_p95": "95th percentile"}),
-    "robots.txt fetches per 10 s": (
-        "Fetches",
-        {"robots_ok": "successful", "robots_failed": "failed"},
-    ),
-}
-"""The titles of the charts, their names in the legend, and the values of `/v1/series` that each
-shows, with their labels."""
-
-
-def _charts() -> Html:
-    """Return the charts and their common legend, which shows the values at the cursor.
-
-    Without JavaScript they stay hidden.
-    """
-    legend, charts = [], []
-    value = '<span class="whole"><i class="line"></i> {} <b data-value="{}">-</b></span> '
-    for title, (short, series) in _CHARTS.items():
-        values = [markup(value, label, name) for name, label in series.items()]
-        legend.append(markup("<p>{}: {}</p>", short, values))
-        label = f"{title}: see the table below"
-        own = html.attributes(class_="chart", role="img", tabindex="0", aria_label=label)
-        charts.append(
-            markup("<figure><figcaption>{}</figcaption><div{}></div></figure>", title, own)
-        )
-    return markup(
-        '<section id="charts" data-keep="charts" hidden><h2>The last hour</h2>'
-        '<div class="legend"><p><time id="moment">No values yet</time></p>{}</div>'
-        '<div class="charts">{}</div></section>',
-        legend,
-        charts,
-    )
 
 
 def _recent_table(service: Service) -> Html:
