@@ -73,22 +73,7 @@ _ALLOW: Final = Verdict.ALLOW
 
 
 class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A single decision, as one process sends it to another."""
-
-    at: float
-    """Wall time in seconds."""
-    request: str
-    client: str
-    decision: bytes
-    """The decision as JSON. It stays encoded, since few are ever looked at."""
-
-    def decided(self) -> Decision:
-        """Return the decision."""
-        return _decision(self.decision)
-
-
-class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The decisions about a batch, as they are kept and sent to another process."""
+    """The decisions of one response, as they are kept and sent to another process."""
 
     at: float
     """Wall time in seconds."""
@@ -97,7 +82,7 @@ class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     """Number of decisions."""
     body: bytes
-    """The response to the batch. It is decoded when it is read, as few are."""
+    """The decisions as JSON (`Decisions`). It is decoded when it is read, as few are."""
 
     def decided(self) -> list[Decision]:
         """Return the decisions."""
@@ -106,19 +91,18 @@ class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 _Entry = tuple[int, float, Decision | bytes, str, str]
 """The fields of a `GivenDecision`. A plain tuple costs a third of a named one. A decision of
-another process stays JSON until it is read."""
-_decision = msgspec.json.Decoder(Decision).decode
+another process stays JSON (`Decisions`) until it is read."""
 _decisions = msgspec.json.Decoder(Decisions).decode
 
 
 def _decoded(entry: _Entry) -> GivenDecision:
     number, at, decision, request, client = entry
     if not isinstance(decision, Decision):
-        decision = _decision(decision)
+        (decision,) = _decisions(decision).decisions
     return GivenDecision(number, at, decision, request, client)
 
 
-def _of_batch(first: int, batch: BatchNote) -> list[GivenDecision]:
+def _of_batch(first: int, batch: DecisionNote) -> list[GivenDecision]:
     decisions = enumerate(batch.decided(), first)
     return [GivenDecision(n, batch.at, one, batch.request, batch.client) for n, one in decisions]
 
@@ -140,7 +124,7 @@ class DecisionFeed:
         """Decisions since the start."""
         self._ring: deque[_Entry] = deque(maxlen=ring)
         self._append = self._ring.append
-        self._batches: deque[tuple[int, BatchNote]] = deque(maxlen=batches)
+        self._batches: deque[tuple[int, DecisionNote]] = deque(maxlen=batches)
         """Each with the number of its first decision."""
         self._statuses: dict[str, tuple[int, float]] = {}
         self._hosts: LRUCache[str, Counts] = LRUCache(2 * HOSTS)
@@ -177,14 +161,17 @@ class DecisionFeed:
         return counts
 
     def add_batch(self, body: bytes, count: int, request: str, client: str) -> None:
-        """Keep the response to a batch of `count` decisions; see `merge_batch`."""
-        self.merge_batch(BatchNote(self._wall(), request, client, count, body))
+        """Keep the response to a batch of `count` decisions, see `merge`."""
+        self.merge(DecisionNote(self._wall(), request, client, count, body))
 
-    def merge_batch(self, batch: BatchNote) -> None:
-        """Keep a batch in place of the oldest one. Its decisions are not counted for their hosts
-        (see `count_of`)."""
-        self._batches.append((self.count + 1, batch))
-        self.count += batch.count
+    def merge(self, note: DecisionNote) -> None:
+        """Keep the decisions of a response in place of the oldest ones. They are not counted for
+        their hosts (see `count_of`)."""
+        if note.count == 1:
+            self._append((self.count + 1, note.at, note.body, note.request, note.client))
+        else:
+            self._batches.append((self.count + 1, note))
+        self.count += note.count
 
     def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
@@ -200,21 +187,18 @@ class DecisionFeed:
         self._origins.clear()
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
-    def take_latest(self, most: int) -> tuple[list[DecisionNote], list[BatchNote]]:
-        """Remove and return the latest `most` single decisions and the latest batches."""
+    def take_latest(self, singles: int, batches: int = _BATCHES) -> list[DecisionNote]:
+        """Remove all decisions, and return the latest: so many single ones, and so many batches."""
         notes = [
-            DecisionNote(at, request, client, one if isinstance(one, bytes) else encode(one))
-            for _, at, one, request, client in list(self._ring)[-most:]
+            DecisionNote(
+                at, request, client, 1, one if isinstance(one, bytes) else encode(Decisions([one]))
+            )
+            for _, at, one, request, client in list(self._ring)[-singles:]
         ]
-        batches = [batch for _, batch in self._batches]
+        notes += [batch for _, batch in self._batches][-batches:]
         self._ring.clear()
         self._batches.clear()
-        return notes, batches
-
-    def merge(self, note: DecisionNote) -> None:
-        """Keep a decision of another process. It is not counted for its host."""
-        self.count += 1
-        self._append((self.count, note.at, note.decision, note.request, note.client))
+        return notes
 
     # --- reading ------------------------------------------------------------------------
 

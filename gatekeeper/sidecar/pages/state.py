@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -128,19 +128,12 @@ class OperatorState:
         metrics: Metrics,
         feed: DecisionFeed,
     ) -> None:
-        self._recall = gate.parts.directory.recall
+        self._parts = gate.parts
         self._leases = leases
         self.clock = clock
         self.started: float = self.clock.wall()
         self.feed = feed
-        self.holdups: HostHoldups = gate.parts.scheduler.holdups
-        """What keeps each host from being asked."""
-        self._scopes, changes = gate.parts.scheduler.watch()
-        self.hosts: HostIndex = HostIndex(
-            self._scopes, changes, clock, self.holdups.state, shared=SHARED_PREFIXES
-        )
-        """The index of the hosts in memory."""
-        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self.hosts.follow)
+        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self._follow)
         self.streams: Counter[str] = Counter()
         """Open streams of events by client."""
         self.events_sent = 0
@@ -149,18 +142,33 @@ class OperatorState:
     def start(self) -> None:
         """Start to sample the counters every ten seconds. Idempotent."""
         self.series.start()
-        self.hosts.follow()
+        self._follow()
 
     async def close(self) -> None:
         """Stop the timer and the background tasks. Idempotent."""
         self.series.close()
-        await self.hosts.close()
+        if "hosts" in vars(self):
+            await self.hosts.close()
+
+    def _follow(self) -> None:
+        self.hosts.follow()
 
     # --- hosts --------------------------------------------------------------------------
 
+    @cached_property
+    def hosts(self) -> HostIndex:
+        """The index of the hosts in memory. A worker process has none."""
+        scopes, changes = self._parts.scheduler.watch()
+        return HostIndex(scopes, changes, self.clock, self.holdups.state, shared=SHARED_PREFIXES)
+
+    @property
+    def holdups(self) -> HostHoldups:
+        """What keeps each host from being asked."""
+        return self._parts.scheduler.holdups
+
     def scope(self, host: str) -> Scope | None:
         """Return the scope of a host, or None if it is not in memory."""
-        return self._scopes.get(host)
+        return self._parts.scheduler.watch()[0].get(host)
 
     def order(self, name: str) -> HostOrder | None:
         """Return the sort order with a name; None for "host", the order by name."""
@@ -205,7 +213,7 @@ class OperatorState:
         """Return the known origins of a host, https first."""
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
-        found = [one for one in usual if self._recall(one) is not None]
+        found = [one for one in usual if self._parts.directory.recall(one) is not None]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
@@ -213,7 +221,8 @@ class OperatorState:
 
         It is the record of https at the default port, else of http, else of another port.
         """
-        return next(filter(None, map(self._recall, self.origins(host))), None)
+        recall = self._parts.directory.recall
+        return next(filter(None, map(recall, self.origins(host))), None)
 
     # --- leases -------------------------------------------------------------------------
 
