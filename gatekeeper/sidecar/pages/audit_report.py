@@ -141,7 +141,7 @@ def _over_time(report: AuditReport) -> Iterable[Child]:
         report.times[-1][0],
     )
     rows = (row(*one) for one in report.times if any(one[1:]))
-    columns = {"From": "", "Sent": "num", "Refused": "num"}
+    columns = html.columns("From, Sent:num, Refused:num")
     yield html.details("The chart as a table", html.table("Over time", columns, rows))
 
 
@@ -159,9 +159,10 @@ def _hosts(report: AuditReport) -> Iterable[Child]:
         "The shortest time between two requests stands beside the time that was asked for then, by "
         "the site's robots.txt or by the crawler's own settings."
     )
-    counts = ("Requests", "Refused", "No success", "Shortest gap", "Asked for")
-    columns = {"Host": "", **dict.fromkeys(counts, "num"), "By": "url"}
-    columns |= {"Blocks": "num", "Bytes": "num"}
+    columns = html.columns(
+        "Host, Requests:num, Refused:num, No success:num, Shortest gap:num, Asked for:num, By:url, "
+        "Blocks:num, Bytes:num"
+    )
     rows = [_host_row(one, code(one.host or "(no host)")) for one in report.hosts]
     if report.other_hosts:
         rows.append(_host_row(report.others, f"{number(report.other_hosts)} other hosts"))
@@ -183,17 +184,16 @@ def _reasons(title: str, counts: Mapping[str, int], empty: str) -> Html:
     rows = (
         row(text, _WORDS.get(text.split(": ")[-1], ""), count) for text, count in counts.items()
     )
-    return html.section(title, {"Reason": "", "In words": "", "Number": "num"}, rows, empty=empty)
+    return html.section(title, html.columns("Reason, In words, Number:num"), rows, empty=empty)
 
 
 def _counts(title: str, counts: Mapping[str, int], empty: str) -> Html:
     rows = (row(text, count) for text, count in counts.items())
-    return html.section(title, {"What": "", "Number": "num"}, rows, empty=empty)
+    return html.section(title, html.columns("What, Number:num"), rows, empty=empty)
 
 
 def _overrides(overrides: Sequence[OverrideRow]) -> Html:
-    columns = dict.fromkeys(("Hosts", "Rule", "Who", "Why", "Since", "Until", "Ended"), "")
-    columns |= {"Rule": "url", "Why": "url"}
+    columns = html.columns("Hosts, Rule:url, Who, Why:url, Since, Until, Ended")
     rows = (
         row(
             code(one.match),
@@ -237,7 +237,7 @@ def _proof(report: AuditReport) -> Iterable[Child]:
         )
         for one in verified.chains[:200]
     )
-    columns = {"Chain": "", "Sealed up to": "num", "At": "", "Signed": "url", "Lines behind": "num"}
+    columns = html.columns("Chain, Sealed up to:num, At, Signed:url, Lines behind:num")
     yield html.section("The chains", columns, rows)
     if verified.differences:
         yield markup("<h2>What differs</h2>")

@@ -147,7 +147,7 @@ def _candidates(explained: Explanation) -> Html:
         part, pattern = badge("ok" if first else "idle", mark), code(one.value[:500])
         cells = part, one.line, one.field, [pattern, _note(one.value)], one.length
         rows.append(row(*cells, class_=mark))
-    columns = {"Part": "", "Line": "num", "Field": "", "Pattern": "url", "Length": "num"}
+    columns = html.columns("Part, Line:num, Field, Pattern:url, Length:num")
     return html.table("Rules that match, by their length", columns, rows, empty="No rule matches.")
 
 
@@ -213,8 +213,7 @@ def _what_if(explained: Explanation) -> Html:
 
 def live_page(query: EventQuery) -> Page:
     """The stream of decisions, which `live.js` shows."""
-    columns = dict.fromkeys(("Time", "Verdict", "URL", "Reason", "Line", "Client"), "")
-    columns["Line"] = "num"
+    columns = html.columns("Time, Verdict, URL, Reason, Line:num, Client")
     options = []
     for one in ("any", "allow", "deny", "defer"):
         own = html.attributes(value=one, selected=one == query.verdict)
@@ -340,8 +339,9 @@ def history_page(
             )
             for n, entry in list(enumerate(entries))[:-201:-1]
         ]
-        columns = dict.fromkeys(("Version", "First seen", "Last seen", "Outcome"), "")
-        columns |= {"Status": "num", "Bytes": "num", "Compare": ""}
+        columns = html.columns(
+            "Version, First seen, Last seen, Outcome, Status:num, Bytes:num, Compare"
+        )
         empty = "No version of this file is stored. History needs a storage (storage.path)."
         body.append(html.table("Versions, the latest first", columns, rows, empty=empty))
         if versions is not None:
@@ -361,14 +361,14 @@ def _compare_link(origin: str, n: int) -> Child:
 def _comparison(versions: VersionDiff) -> Iterator[Html]:
     yield html.section(
         "Which verdicts changed",
-        {"URL": "url", "Before": "", "After": ""},
+        html.columns("URL:url, Before, After"),
         (
             row(url[:2048], *(verdict_badge("allow" if one else "deny") for one in verdicts))
             for url, *verdicts in versions.verdicts[:200]
         ),
         empty=f"None of {number(versions.asked)} recently asked URLs.",
     )
-    columns = {"Change": "", "Old": "url", "New": "url"}
+    columns = html.columns("Change, Old:url, New:url")
     yield html.section("What changed in the text", columns, _diff_rows(versions), empty="Nothing.")
 
 

@@ -13,6 +13,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import merge, nsmallest
 from itertools import islice
 from math import inf
@@ -165,36 +166,28 @@ class HostOrder(NamedTuple):
     """Returns the sort key of a scope at a monotonic time."""
 
 
+@dataclass(eq=False)
 class _Scan:
     """A scan of all hosts in slices, and its result so far: one sorted run per slice."""
 
-    def __init__(
-        self, clock: Clock, slices: Iterable[_Run], *, up_to_date: bool, previous: _Scan | None
-    ) -> None:
-        """Start the scan. `previous`: a complete one that answers meanwhile."""
-        self.runs: list[_Run] = []
-        self.up_to_date = up_to_date
-        """True if the index was up to date when the scan started, so that it covers every host."""
-        self.complete = False
-        self.fresh_until = inf
-        """Until when its result is reused."""
-        self.previous = previous
-        self._clock = clock
-        self.task = asyncio.get_running_loop().create_task(self._run(slices))
+    up_to_date: bool
+    """True if the index was up to date when the scan started, so that it covers every host."""
+    previous: _Scan | None
+    """A complete scan that answers while this one is running."""
+    runs: list[_Run] = field(default_factory=list)
+    complete: bool = False
+    fresh_until: float = inf
+    """Until when its result is reused."""
+    task: asyncio.Task[None] = field(init=False)
 
-    @property
-    def best(self) -> _Scan:
-        """The scan whose result answers now."""
-        return self if self.previous is None else self.previous
-
-    async def _run(self, slices: Iterable[_Run]) -> None:
-        began = self._clock.monotonic()
+    async def run(self, slices: Iterable[_Run], clock: Clock) -> None:
+        began = clock.monotonic()
         for run in slices:
             if run:
                 run.sort()
                 self.runs.append(run)
             await asyncio.sleep(0)
-        now = self._clock.monotonic()
+        now = clock.monotonic()
         self.fresh_until = now + max(MIN_REUSE, _REUSE_FACTOR * (now - began))
         self.complete, self.previous = True, None
 
@@ -242,7 +235,7 @@ class HostIndex:
         if self.pending:
             self._apply(_CHUNK)
         if self.pending and (self._follower is None or self._follower.done()):
-            self._follower = asyncio.get_running_loop().create_task(self._apply_all())
+            self._follower = asyncio.create_task(self._apply_all())
 
     async def close(self) -> None:
         """Cancel the background tasks and wait for their end."""
@@ -298,11 +291,14 @@ class HostIndex:
             return HostPage(names, len(self._names), settled)
         if first + count > DEEPEST:
             raise ValueError(f"only the first {DEEPEST} hosts are sorted: narrow the filter")
-        name = ("hosts", q, state, order and order.name, descending)
-        scan = await self._scanned(name, self._ranked(q, state, order, descending=descending))
-        hosts = _merge_page(scan, first, count, flip=order is None and descending)
+        key = ("hosts", q, state, order and order.name, descending)
+        scan = await self._scanned(key, self._ranked(q, state, order, descending=descending))
+        flip = order is None and descending
+        runs = [reversed(run) if flip else run for run in scan.runs]
+        found = islice(merge(*runs, reverse=flip), first, first + count)
         total = sum(map(len, scan.runs))
-        return HostPage(hosts, total, settled and scan.complete and scan.up_to_date)
+        complete = settled and scan.complete and scan.up_to_date
+        return HostPage([name for _, name in found], total, complete)
 
     async def states(self, key: Callable[[Scope], float] = lambda _: 0.0) -> HostStates:
         """Count the hosts of each state. Of those held up, the ones with the least `key` are
@@ -366,14 +362,8 @@ class HostIndex:
             previous = scan if scan and reusable and now < scan.fresh_until + _MAX_STALE else None
             while len(self._scans) >= _MAX_SCANS:
                 self._scans.pop(next(iter(self._scans))).task.cancel()
-            scan = _Scan(self._clock, slices, up_to_date=not self.pending, previous=previous)
-            self._scans[name] = scan
+            scan = self._scans[name] = _Scan(not self.pending, previous)
+            scan.task = asyncio.create_task(scan.run(slices, self._clock))
         if scan.previous is None and not scan.task.done():
             await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
-        return scan.best
-
-
-def _merge_page(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[str]:
-    """Return `count` names from the position `first` on; `flip`: counted from the other end."""
-    runs = [reversed(run) if flip else run for run in scan.runs]
-    return [name for _, name in islice(merge(*runs, reverse=flip), first, first + count)]
+        return scan.previous or scan

@@ -179,6 +179,15 @@ def table(
     )
 
 
+def columns(headings: str) -> dict[str, str]:
+    """Return columns for `table`; "Bytes:num" has the heading "Bytes" and the class "num".
+
+    >>> columns("Name, Bytes:num")
+    {'Name': '', 'Bytes': 'num'}
+    """
+    return {text: kind for text, _, kind in (one.partition(":") for one in headings.split(", "))}
+
+
 def section(
     title: str, columns: Mapping[str, str], rows: Iterable[Row], *, empty: Child = None
 ) -> Html:

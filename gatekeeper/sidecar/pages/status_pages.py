@@ -405,8 +405,7 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
                 ],
             )
         )
-    columns = dict.fromkeys(("Origin", "State", "Status", "Fetched", "Expires", "Text", "More"), "")
-    columns["Status"] = "num"
+    columns = html.columns("Origin, State, Status:num, Fetched, Expires, Text, More")
     empty = "No robots.txt of this host is in memory."
     return html.table("Origins and their files", columns, rows, empty=empty)
 
@@ -503,12 +502,8 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
 def _leases_table(
     leases: list[LeaseView], visitor: Visitor, now: datetime, *, of_one_host: bool = False
 ) -> Html:
-    columns = dict.fromkeys(
-        ("State", "Host", "URL", "Client", "Since", "Ends", "Expected", "Action"), ""
-    )
-    columns["URL"] = "url"
-    if of_one_host:
-        del columns["Host"]
+    host = "" if of_one_host else "Host, "
+    columns = html.columns(f"State, {host}URL:url, Client, Since, Ends, Expected, Action")
     rows = [_lease_row(lease, visitor, now, of_one_host) for lease in leases]
     empty = "No request is waiting, and no lease is out."
     return html.table("Leases and waiting requests", columns, rows, empty=empty)
@@ -576,7 +571,7 @@ def audit_page(record: AuditStatus | None) -> Page:
     said = "On this machine, as a user who may read the folder:"
     body = [
         html.paragraph(state, class_="lead"),
-        html.table("State of the audit record", {"What": "", "Value": "url"}, rows),
+        html.table("State of the audit record", html.columns("What, Value:url"), rows),
         markup("<h2>Report, check, search</h2>{}", html.paragraph(said)),
         html.items(commands),
     ]
@@ -606,6 +601,6 @@ def config_page(config: ConfigBody) -> Page:
             )
         )
     said = "Values other than the defaults stand out. The last column says what applies a change "
-    columns = {"Setting": "", "Value": "url", "From": "", "Changed by": ""}
+    columns = html.columns("Setting, Value:url, From, Changed by")
     tables = [html.section(title, columns, rows) for title, rows in sections.items()]
     return Page("Config", [html.paragraph(said, "of the file."), tables], 15.0)
