@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from heapq import merge, nsmallest
 from itertools import islice
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gatekeeper.clock import Clock
@@ -47,23 +48,26 @@ MAX_NAMED: Final = 5
 _MAX_STALE: Final = 30.0
 """Seconds for which an older result may be used while a new scan is running."""
 
+_name = attrgetter("name")
 _Run = list[tuple[Any, Any]]
 """Names of hosts with their keys, or states with their numbers."""
 
 
-class SortedNames:
-    """Sorted names in short lists: adding a name to a million moves a thousand or two at most.
+class SortedHosts:
+    """Scopes by name, in short lists: adding one to a million moves a thousand or two at most.
 
-    >>> names = SortedNames()
+    >>> from gatekeeper.pacing.host_settings import ScopeSettings
+    >>> from gatekeeper.pacing.scopes import Scope
+    >>> hosts = SortedHosts()
     >>> for name in ("b", "a", "c", "b"):
-    ...     _ = names.add(name)
-    >>> names.discard("c")
-    >>> len(names), names.page(0, 10), names.page(0, 1, descending=True)
+    ...     hosts.add(Scope(name, ScopeSettings()))
+    >>> hosts.discard("c")
+    >>> len(hosts), hosts.names(0, 10), hosts.names(0, 1, descending=True)
     (2, ['a', 'b'], ['b'])
     """
 
     def __init__(self) -> None:
-        self._chunks: list[list[str]] = []
+        self._chunks: list[list[Scope]] = []
         self._last: list[str] = []
         """The last name of each chunk."""
         self._size = 0
@@ -71,69 +75,70 @@ class SortedNames:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, name: str) -> bool:
-        """Add a name. Return False if it is present already."""
+    def add(self, scope: Scope) -> None:
+        """Add a scope, in place of one of the same name."""
+        name = scope.name
         at = min(bisect_left(self._last, name), len(self._chunks) - 1)
         if at < 0:
-            self._chunks.append([name])
+            self._chunks.append([scope])
             self._last.append(name)
             self._size = 1
-            return True
+            return
         chunk = self._chunks[at]
-        place = bisect_left(chunk, name)
-        if place < len(chunk) and chunk[place] == name:
-            return False
-        chunk.insert(place, name)
+        place = bisect_left(chunk, name, key=_name)
+        if place < len(chunk) and chunk[place].name == name:
+            chunk[place] = scope
+            return
+        chunk.insert(place, scope)
         self._size += 1
         if len(chunk) > 2 * _CHUNK:
             self._chunks.insert(at + 1, chunk[_CHUNK:])
             del chunk[_CHUNK:]
-            self._last.insert(at, chunk[-1])
-        self._last[at] = chunk[-1]
-        return True
+            self._last.insert(at, chunk[-1].name)
+        self._last[at] = chunk[-1].name
 
     def discard(self, name: str) -> None:
-        """Remove a name, if it is present."""
+        """Remove the scope of a name, if there is one."""
         at = bisect_left(self._last, name)
         if at == len(self._chunks):
             return
         chunk = self._chunks[at]
-        place = bisect_left(chunk, name)
-        if place == len(chunk) or chunk[place] != name:
+        place = bisect_left(chunk, name, key=_name)
+        if chunk[place].name != name:
             return
         del chunk[place]
         self._size -= 1
         if chunk:
-            self._last[at] = chunk[-1]
+            self._last[at] = chunk[-1].name
         else:
             del self._chunks[at], self._last[at]
 
-    def page(self, first: int, count: int, *, descending: bool = False) -> list[str]:
+    def names(self, first: int, count: int, *, descending: bool = False) -> list[str]:
         """Return `count` names from the position `first` on."""
         found: list[str] = []
         for chunk in reversed(self._chunks) if descending else self._chunks:
             if first >= len(chunk):
                 first -= len(chunk)
                 continue
-            names = chunk[::-1] if descending else chunk
-            found += names[first : first + count - len(found)]
+            scopes = chunk[::-1] if descending else chunk
+            found += map(_name, scopes[first : first + count - len(found)])
             first = 0
             if len(found) >= count:
                 break
         return found
 
-    def chunks(self) -> Iterator[list[str]]:
-        """Yield the names in order, in lists that take less than a millisecond to examine.
+    def chunks(self) -> Iterator[list[Scope]]:
+        """Yield the scopes in order, in lists that take less than a millisecond to examine.
 
-        Names may come and go meanwhile: the others are yielded, each once.
+        Scopes may come and go meanwhile: the others are yielded, each once.
         """
         last = ""
         while (at := bisect_right(self._last, last)) < len(self._chunks):
             chunk = self._chunks[at]
-            first = bisect_right(chunk, last)
-            names = chunk[first : first + _CHUNK // 2]
-            last = names[-1]
-            yield names
+            first = bisect_right(chunk, last, key=_name)
+            scopes = chunk[first : first + _CHUNK // 2]
+            last = scopes[-1].name
+            yield scopes
 
 
 class HostPage(NamedTuple):
@@ -214,13 +219,13 @@ class HostIndex:
         self._changes = changes
         self._clock = clock
         self._shared = shared
-        self._names = SortedNames()
+        self._hosts = SortedHosts()
         changes += scopes.values()
         self._scans: dict[tuple[object, ...], _Scan] = {}
         self._follower: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._hosts)
 
     @property
     def pending(self) -> int:
@@ -256,13 +261,12 @@ class HostIndex:
         part = self._changes[-most:]
         del self._changes[-most:]
         for scope in part:
-            name = scope.name
-            if name.startswith(self._shared):
+            if scope.name.startswith(self._shared):
                 continue
-            if name in self._scopes:
-                self._names.add(name)
+            if (now := self._scopes.get(scope.name)) is not None:
+                self._hosts.add(now)
             else:
-                self._names.discard(name)
+                self._hosts.discard(scope.name)
 
     # --- pages --------------------------------------------------------------------------
 
@@ -287,8 +291,8 @@ class HostIndex:
             await self._follower
         settled = not self.pending
         if order is None and state == "any" and not q:
-            names = self._names.page(first, count, descending=descending)
-            return HostPage(names, len(self._names), settled)
+            names = self._hosts.names(first, count, descending=descending)
+            return HostPage(names, len(self._hosts), settled)
         if first + count > DEEPEST:
             raise ValueError(f"only the first {DEEPEST} hosts are sorted: narrow the filter")
         key = ("hosts", q, state, order and order.name, descending)
@@ -324,24 +328,20 @@ class HostIndex:
         """Yield the hosts that pass the filter, with their keys."""
         sign = -1.0 if descending else 1.0
         now = self._clock.monotonic()
-        for names in self._names.chunks():
+        for scopes in self._hosts.chunks():
             yield [
                 (0.0 if order is None else sign * order.key(scope, now), scope.name)
-                for scope in self._scopes_of(name for name in names if q in name)
-                if state == "any" or self._state_of(scope, now) == state
+                for scope in scopes
+                if q in scope.name and (state == "any" or self._state_of(scope, now) == state)
             ]
-
-    def _scopes_of(self, names: Iterable[str]) -> Iterator[Scope]:
-        """Yield the scopes of these hosts, without those that are gone."""
-        return filter(None, map(self._scopes.get, names))
 
     def _counted_states(self, key: Callable[[Scope], float]) -> Iterator[_Run]:
         """Yield each state but "free" with its number of hosts and the first of those held up,
         slice by slice."""
         now = self._clock.monotonic()
-        for names in self._names.chunks():
+        for scopes in self._hosts.chunks():
             found: dict[str, list[tuple[float, str]]] = defaultdict(list)
-            for scope in self._scopes_of(names):
+            for scope in scopes:
                 if (state := self._state_of(scope, now)) != STATES[0]:
                     found[state].append((key(scope), scope.name))
             yield [
