@@ -39,34 +39,29 @@ def verdict_badge(verdict: str) -> Html:
 
 
 def explain_page(
-    service: Service,
-    url: str,
-    agent: str,
-    explained: Explanation | None,
-    error: str | None,
-    group: Collection[int] = (),
+    service: Service, url: str, agent: str, explained: Explanation | None, answer: Child
 ) -> Page:
     """Why a URL is allowed, denied or deferred, and a form to try another text of the file.
 
-    `group` is the result of `group_lines`.
+    `answer` is the result of `decision_section`, or says why there is none.
     """
     fields = (
         html.field("URL", "url", url, type="text", required=True, class_="wide"),
         html.field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
     )
-    body: list[Child] = [html.search_form("explain", *fields, button="Explain", id_="question")]
-    if error is not None:
-        body.append(html.paragraph(badge("bad", "Invalid question"), " ", error, class_="lead"))
-    if explained is not None:
-        body += [decision_section(service, explained, group), _what_if(explained)]
-    elif error is None:
+    form = html.search_form("explain", *fields, button="Explain", id_="question")
+    if not url:
         said = "Enter a URL: the answer names the deciding line of robots.txt and the other "
-        body.append(html.paragraph(said, "matching rules.", class_="empty"))
+        answer = html.paragraph(said, "matching rules.", class_="empty")
+    body = [form, answer, explained and _what_if(explained)]
     return Page("Explain", body, files=("explain.js",))
 
 
-def decision_section(service: Service, explained: Explanation, group: Collection[int]) -> Html:
-    """Return a decision and everything that led to it; `group` is the result of `group_lines`."""
+def decision_section(service: Service, explained: Explanation) -> Html:
+    """Return a decision and everything that led to it.
+
+    A text of half a megabyte takes a tenth of a second: call this from a worker thread.
+    """
     decision = explained.decision
     verdict = verdict_badge(decision.verdict.value)
     return markup(
@@ -75,7 +70,7 @@ def decision_section(service: Service, explained: Explanation, group: Collection
         html.paragraph(verdict, " ", _reason(decision), class_="lead", aria_live="polite"),
         _fetch_section(service, explained),
         _candidates(explained),
-        _text(explained, group),
+        _text(explained, _group_lines(service, explained)),
     )
 
 
@@ -176,12 +171,8 @@ def _text(explained: Explanation, group: Collection[int]) -> Html:
     )
 
 
-def group_lines(service: Service, explained: Explanation) -> set[int]:
-    """Return the lines of the groups that have matching rules or that name the agent.
-
-    A text of half a megabyte takes a tenth of a second: call this from a worker thread.
-    """
-
+def _group_lines(service: Service, explained: Explanation) -> set[int]:
+    """Return the lines of the groups that have matching rules or that name the agent."""
     text = as_read(service, (explained.robots_txt or "").encode("utf-8", "replace"))
     matching = {one.line for one in explained.candidates}
     agent = explained.decision.user_agent.lower()

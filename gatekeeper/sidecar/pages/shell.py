@@ -203,7 +203,7 @@ def root_of(path: str) -> str:
 
 
 def page_response(
-    page: Page, path: str, visitor: Visitor | None, *, state: Html, audit: bool = False
+    page: Page, path: str, visitor: Visitor | None, *, state: Html, audit: bool
 ) -> web.Response:
     """Return the response with a page; `path` is its path below `/ui/`, `state` the badge of the
     service. `audit`: it has an audit record."""

@@ -487,7 +487,7 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
         html.search_form(
             "waiting",
             html.field("Part of the host", "host", query.host, type="search"),
-            html.field("Client", "client", query.client or "", type="search"),
+            html.field("Client", "client", query.client, type="search"),
             html.hidden("state", query.state),
             button="Filter",
         ),

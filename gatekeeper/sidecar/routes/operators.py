@@ -108,8 +108,8 @@ class LeaseQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The query of `GET /v1/leases`."""
 
     state: Literal["any", "held", "waiting"] = "any"
-    client: Annotated[str, msgspec.Meta(max_length=253)] | None = None
-    """The exact name of a client."""
+    client: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    """The exact name of the client; empty: any."""
     host: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """A substring of the host."""
 
@@ -143,7 +143,7 @@ def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) 
         one
         for one in service.operators.leases(query.state)
         if host in one.host
-        and query.client in (None, one.client)
+        and query.client in ("", one.client)
         and (name is None or one.host == name)
     ]
     return LeaseList(

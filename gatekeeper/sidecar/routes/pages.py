@@ -30,7 +30,6 @@ from gatekeeper.sidecar.routing import (
     Route,
     convert,
     read_octets,
-    read_query,
 )
 
 if TYPE_CHECKING:
@@ -130,9 +129,9 @@ def _to_sign_in(call: Call) -> web.Response:
 
 
 def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
-    path, ready = _path(call), service.ready
-    state = service.phase if ready or service.phase != "serving" else "not ready"
-    shown = badge("ok" if ready else "bad", state, id_="state")
+    path = _path(call)
+    state = service.phase if service.ready or service.phase != "serving" else "not ready"
+    shown = badge("ok" if service.ready else "bad", state, id_="state")
     audit = service.gate.parts.audit is not None
     response = shell.page_response(page, path, visitor, state=shown, audit=audit)
     # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
@@ -249,21 +248,20 @@ class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/explain`"""
     query = call.parameters(ExplainQuery)
-    result, problem, group = None, None, set[int]()
+    result, answer = None, None
     if query.url:
         question = check.CheckQuery(query.url, query.user_agent or None)
         try:
             result = await check.explanation(service, question, call)
-            group = await asyncio.to_thread(decision_pages.group_lines, service, result)
+            answer = await asyncio.to_thread(decision_pages.decision_section, service, result)
         except GatekeeperError as error:
-            problem = str(error)
-    return decision_pages.explain_page(service, query.url, query.user_agent, result, problem, group)
+            answer = paragraph(badge("bad", "Invalid question"), " ", str(error), class_="lead")
+    return decision_pages.explain_page(service, query.url, query.user_agent, result, answer)
 
 
 async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/waiting`"""
-    text = "&".join(pair for pair in call.query.split("&") if pair != "client=")
-    query = read_query(text, operators.LeaseQuery)
+    query = call.parameters(operators.LeaseQuery)
     return status_pages.waiting_page(service, query, operators.lease_list(service, query), visitor)
 
 
@@ -354,8 +352,7 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The explanation for an edited text, as a fragment of a page."""
     asked = await call.body(check.WhatIf)
     explained = await asyncio.to_thread(check.what_if_explanation, service, asked)
-    group = await asyncio.to_thread(decision_pages.group_lines, service, explained)
-    text = decision_pages.decision_section(service, explained, group)
+    text = await asyncio.to_thread(decision_pages.decision_section, service, explained)
     return web.Response(text=text, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 
