@@ -53,7 +53,7 @@ def explain_page(
     if not url:
         said = "Enter a URL: the answer names the deciding line of robots.txt and the other "
         answer = html.paragraph(said, "matching rules.", class_="empty")
-    body = [form, answer, explained and _what_if(explained)]
+    body: Child = [form, answer, None if explained is None else _what_if(explained)]
     return Page("Explain", body, files=("explain.js",))
 
 

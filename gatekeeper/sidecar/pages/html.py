@@ -196,7 +196,7 @@ def section(
 
 
 def _row(one: Row, kinds: Iterable[str]) -> Html:
-    cells = []
+    cells: list[Html] = []
     for kind, child in zip(kinds, one.cells, strict=True):
         shown = number(child) if isinstance(child, int | float) else child
         if not cells and child:

@@ -97,8 +97,8 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield ["All: ", html.listed(links)]
     if overview.oldest_wait is not None and overview.oldest_wait > 60:
         said = badge("warn", f"A request has waited for {html.duration(overview.oldest_wait)}")
-        host = _host_link(overview.oldest_wait_host or "")
-        yield [said, " for ", host, "; ", link("waiting", "see who waits")]
+        whom = _host_link(overview.oldest_wait_host or "")
+        yield [said, " for ", whom, "; ", link("waiting", "see who waits")]
     if overview.overdue:
         leases = "lease is" if overview.overdue == 1 else "leases are"
         over = badge("warn", f"{number(overview.overdue)} {leases} nearly over")
@@ -187,7 +187,9 @@ def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
     """A page of hosts. Its URL contains the filter, so that it can be shared."""
     now = utc(service.clock.wall())
     more = "" if listed.complete else " so far; the scan goes on"
-    columns = {_head(text, *column, query): column[1] for text, column in _COLUMNS.items()}
+    columns: dict[str, str] = {
+        _head(text, *column, query): column[1] for text, column in _COLUMNS.items()
+    }
     rows = [_host_row(host, now) for host in listed.hosts]
     search = html.field("Part of the name", "q", query.q, type="search")
     body = [
