@@ -26,12 +26,13 @@ from gatekeeper.sidecar.pages.html import (
 from gatekeeper.sidecar.pages.shell import asset, document
 
 _STYLE: Final = """
-svg { width: 100%; height: 14rem; display: block; }
+svg { width: 100%; height: 14rem; display: block; margin-top: .8em; }
 svg .one { fill: var(--one); } svg .two { fill: var(--two); }
 .axis { display: flex; flex-wrap: wrap; justify-content: space-between; }
 .axis { margin: .3em 0 0; color: var(--soft); }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .3em; }
 .key.one { background: var(--one); } .key.two { background: var(--two); }
+.more .whole { white-space: normal; }
 @media print { .scroll { overflow: visible; } }
 """
 
@@ -73,10 +74,12 @@ def report_page(report: AuditReport) -> str:
         *_hosts(report),
         _reasons("Refused, by reason", report.refused, "Nothing was refused."),
         _reasons("Fetched, by reason", report.allowed, "No page was fetched."),
-        _counts("What became of each robots.txt", report.files, "No robots.txt was read."),
-        _counts("How the sites answered", report.statuses, "There was no response."),
+        _counts(
+            "What became of each robots.txt", "Outcome", report.files, "No robots.txt was read."
+        ),
+        _counts("How the sites answered", "Status", report.statuses, "There was no response."),
         _overrides(report.overrides),
-        _counts("What sites said about use", report.signals, _NO_SIGNALS),
+        _counts("What sites said about use", "Signal", report.signals, _NO_SIGNALS),
         *_proof(report),
     ]
     return document(title, style, markup('<main id="main"><h1>{}</h1>{}</main>', title, body))
@@ -187,9 +190,9 @@ def _reasons(title: str, counts: Mapping[str, int], empty: str) -> Html:
     return html.section(title, html.columns("Reason, In words, Number:num"), rows, empty=empty)
 
 
-def _counts(title: str, counts: Mapping[str, int], empty: str) -> Html:
+def _counts(title: str, head: str, counts: Mapping[str, int], empty: str) -> Html:
     rows = (row(text, count) for text, count in counts.items())
-    return html.section(title, html.columns("What, Number:num"), rows, empty=empty)
+    return html.section(title, {head: "", "Number": "num"}, rows, empty=empty)
 
 
 def _overrides(overrides: Sequence[OverrideRow]) -> Html:
@@ -226,7 +229,7 @@ def _proof(report: AuditReport) -> Iterable[Child]:
         **({"lines that were left out": verified.omitted} if verified.omitted else {}),
     }
     if left_out:
-        yield _counts("Not checked", left_out, "")
+        yield _counts("Not checked", "Lines", left_out, "")
     rows = (
         row(
             code(one.chain),
