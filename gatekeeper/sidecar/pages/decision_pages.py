@@ -99,20 +99,10 @@ def _url_as_read(decision: Decision) -> Child:
     return None if url == decision.url else [" The URL is read as ", code(url[:2000]), "."]
 
 
-def normal_form(value: str) -> str | None:
-    """Return a rule's pattern as RFC 9309 compares it, or None if it is written that way.
-
-    >>> normal_form("/caf%c3%a9/%7euser"), normal_form("/plain*$")
-    ('/caf%C3%A9/~user', None)
-    """
-    normal = rfc_pattern(to_octets(value))
-    return None if normal == value else normal
-
-
 def _note(value: str) -> Child:
-    """Return the normal form of a pattern, if it differs from the pattern."""
-    normal = normal_form(value)
-    return None if normal is None else [" reads ", code(normal[:500])]
+    """Return the form in which RFC 9309 compares a rule's pattern, if it is written differently."""
+    normal = rfc_pattern(to_octets(value))
+    return None if normal == value else [" reads ", code(normal[:500])]
 
 
 def _fetch_section(service: Service, explained: Explanation) -> Html:

@@ -206,8 +206,7 @@ class OperatorState:
 
     def waiting_by_host(self) -> Counter[str]:
         """Return the number of requests that wait for a lease of each host."""
-        waiters = self._leases.waiters
-        return Counter(waiter.host for waiter in waiters) if len(waiters) else Counter()
+        return Counter(waiter.host for waiter in self._leases.waiters)
 
     def origins(self, host: str) -> list[str]:
         """Return the known origins of a host, https first."""
