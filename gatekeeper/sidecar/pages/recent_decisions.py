@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice, takewhile
 from math import inf, isnan
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
@@ -89,22 +89,20 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return list(_decisions(self.body).decisions)
 
 
-_Entry = tuple[int, float, Decision | bytes, str, str]
-"""The fields of a `GivenDecision`. A plain tuple costs a third of a named one. A decision of
-another process stays JSON (`Decisions`) until it is read."""
 _decisions = msgspec.json.Decoder(Decisions).decode
 
 
+_Entry = GivenDecision | tuple[int, DecisionNote]
+"""A decision of this process, or that of another one with its number."""
+
+
+def _of_note(first: int, note: DecisionNote) -> list[GivenDecision]:
+    decisions = enumerate(note.decided(), first)
+    return [GivenDecision(n, note.at, one, note.request, note.client) for n, one in decisions]
+
+
 def _decoded(entry: _Entry) -> GivenDecision:
-    number, at, decision, request, client = entry
-    if not isinstance(decision, Decision):
-        (decision,) = _decisions(decision).decisions
-    return GivenDecision(number, at, decision, request, client)
-
-
-def _of_batch(first: int, batch: DecisionNote) -> list[GivenDecision]:
-    decisions = enumerate(batch.decided(), first)
-    return [GivenDecision(n, batch.at, one, batch.request, batch.client) for n, one in decisions]
+    return entry if isinstance(entry, GivenDecision) else _of_note(*entry)[0]
 
 
 class DecisionFeed:
@@ -136,7 +134,7 @@ class DecisionFeed:
         """Keep a decision in place of the oldest one, and count it for its host."""
         number = self.count + 1
         self.count = number
-        self._append((number, self._wall(), decision, request, client))
+        self._append(GivenDecision(number, self._wall(), decision, request, client))
         counts = self._origins.get(decision.origin)
         if counts is None:
             counts = self.count_of(decision.origin)
@@ -167,10 +165,8 @@ class DecisionFeed:
     def merge(self, note: DecisionNote) -> None:
         """Keep the decisions of a response in place of the oldest ones. They are not counted for
         their hosts (see `count_of`)."""
-        if note.count == 1:
-            self._append((self.count + 1, note.at, note.body, note.request, note.client))
-        else:
-            self._batches.append((self.count + 1, note))
+        kept: deque[Any] = self._ring if note.count == 1 else self._batches
+        kept.append((self.count + 1, note))
         self.count += note.count
 
     def reported(self, host: str, status: int) -> None:
@@ -190,10 +186,10 @@ class DecisionFeed:
     def take_latest(self, singles: int, batches: int = _BATCHES) -> list[DecisionNote]:
         """Remove all decisions, and return the latest: so many single ones, and so many batches."""
         notes = [
-            DecisionNote(
-                at, request, client, 1, one if isinstance(one, bytes) else encode(Decisions([one]))
-            )
-            for _, at, one, request, client in list(self._ring)[-singles:]
+            DecisionNote(one.at, one.request, one.client, 1, encode(Decisions([one.decision])))
+            if isinstance(one, GivenDecision)
+            else one[1]
+            for one in list(self._ring)[-singles:]
         ]
         notes += [batch for _, batch in self._batches][-batches:]
         self._ring.clear()
@@ -221,7 +217,7 @@ class DecisionFeed:
             one
             for first, batch in reversed(self._batches)
             if first + batch.count > after + 1 and mark in batch.body
-            for one in reversed(_of_batch(first, batch))
+            for one in reversed(_of_note(first, batch))
             if one.number > after
         )
         return merge(map(_decoded, ring), batched, key=lambda one: -one.number)
