@@ -20,7 +20,7 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, OwnedTasks
 from gatekeeper.pacing.waiters import HELD_UP, STATES, HostState
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ MAX_NAMED: Final = 5
 _MAX_STALE: Final = 30.0
 """Seconds for which an older result may be used while a new scan is running."""
 
+_FOLLOWER: Final = "follower"
+"""The key of the task that updates the index."""
 _name = attrgetter("name")
 _Run = list[tuple[Any, Any]]
 """Names of hosts with their keys, or states with their numbers."""
@@ -222,7 +224,7 @@ class HostIndex:
         self._hosts = SortedHosts()
         changes += scopes.values()
         self._scans: dict[tuple[object, ...], _Scan] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -239,17 +241,12 @@ class HostIndex:
         """
         if self.pending:
             self._apply(_CHUNK)
-        if self.pending and (self._follower is None or self._follower.done()):
-            self._follower = asyncio.create_task(self._apply_all())
+        if self.pending and self._tasks.find(_FOLLOWER) is None:
+            self._tasks.start(self._apply_all(), _FOLLOWER)
 
     async def close(self) -> None:
         """Cancel the background tasks and wait for their end."""
-        running = [scan.task for scan in self._scans.values()]
-        running += [] if self._follower is None else [self._follower]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await self._tasks.close()
         self._scans.clear()
 
     async def _apply_all(self) -> None:
@@ -287,8 +284,9 @@ class HostIndex:
         unfiltered list by name.
         """
         self.follow()
-        if self._follower is not None and len(self._scopes) <= _MAX_RESCAN:
-            await self._follower
+        follower = self._tasks.find(_FOLLOWER)
+        if follower is not None and len(self._scopes) <= _MAX_RESCAN:
+            await follower
         settled = not self.pending
         if order is None and state == "any" and not q:
             names = self._hosts.names(first, count, descending=descending)
@@ -363,7 +361,7 @@ class HostIndex:
             while len(self._scans) >= _MAX_SCANS:
                 self._scans.pop(next(iter(self._scans))).task.cancel()
             scan = self._scans[name] = _Scan(not self.pending, previous)
-            scan.task = asyncio.create_task(scan.run(slices, self._clock))
+            scan.task = self._tasks.start(scan.run(slices, self._clock))
         if scan.previous is None and not scan.task.done():
             await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
         return scan.previous or scan
