@@ -388,19 +388,14 @@ async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str
 # --- files and routes -------------------------------------------------------------------------
 
 
-def _asset(name: str) -> Handler[Service]:
-    async def handle(service: Service, call: Call) -> web.StreamResponse:
-        if call.params["hash"] != shell.assets_hash():
-            raise Problem(404, "not-found", "this file has another URL now")
-        headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-        return web.Response(
-            body=shell.asset(name),
-            content_type=shell.ASSETS[name],
-            charset="utf-8",
-            headers=headers,
-        )
-
-    return handle
+async def static_file(service: Service, call: Call) -> web.StreamResponse:
+    """A script, a stylesheet or an image, below the hash of all of them."""
+    digest, _, name = call.params["rest"].partition("/")
+    if digest != shell.assets_hash() or name not in shell.ASSETS:
+        raise Problem(404, "not-found", "there is no such file, or it has another URL now")
+    headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    body, kind = shell.asset(name), shell.ASSETS[name]
+    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
 
 async def add_slash(service: Service, call: Call) -> web.StreamResponse:
@@ -435,5 +430,5 @@ ROUTES = (
     _public("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
     _public("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
     _public("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN, "../../waiting?state=held")),
-    *(_public("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in shell.ASSETS),
+    _public("GET", "/ui/static/{rest*}", static_file),
 )
