@@ -27,13 +27,6 @@ _MAX_LINES: Final = 400
 """Maximum lines of a text to show."""
 _MAX_ROWS: Final = 200
 """Maximum rows of a comparison of two texts."""
-_VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
-
-
-def verdict_badge(verdict: str) -> Html:
-    """Return the badge for a verdict."""
-    return badge(_VERDICTS.get(verdict, "idle"), verdict)
-
 
 # --- explain ----------------------------------------------------------------------------------
 
@@ -63,7 +56,7 @@ def decision_section(service: Service, explained: Explanation) -> Html:
     A text of half a megabyte takes a tenth of a second: call this from a worker thread.
     """
     decision = explained.decision
-    verdict = verdict_badge(decision.verdict.value)
+    verdict = html.state_badge(decision.verdict.value)
     return markup(
         '<div id="story">{}<h2>How the file was fetched</h2>{}<h2>Matching rules</h2>{}'
         "<h2>The text</h2>{}</div>",
@@ -344,7 +337,7 @@ def _comparison(versions: VersionDiff) -> Iterator[Html]:
         "Which verdicts changed",
         html.columns("URL:url, Before, After"),
         (
-            row(url[:2048], *(verdict_badge("allow" if one else "deny") for one in verdicts))
+            row(url[:2048], *(html.state_badge("allow" if one else "deny") for one in verdicts))
             for url, *verdicts in versions.verdicts[:200]
         ),
         empty=f"None of {number(versions.asked)} recently asked URLs.",

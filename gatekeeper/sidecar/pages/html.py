@@ -136,6 +136,20 @@ def badge(kind: str, text: str, *, id_: str | None = None) -> Html:
     return markup('<span{}><span aria-hidden="true">{}</span> {}</span>', own, icon, text)
 
 
+_STATES: Final = {
+    "ok": ("allow", "waiting", "busy", "parsed"),
+    "warn": ("defer", "paused", "stale", "override"),
+    "bad": ("deny", "deferred", "blocked", "unreachable"),
+}
+"""The kinds of badges, each with the verdicts and states that have it; the others are "idle"."""
+
+
+def state_badge(state: str | None) -> Html:
+    """Return the badge for a verdict, or for the state of a host or of a file."""
+    kind = next((kind for kind, states in _STATES.items() if state in states), "idle")
+    return badge(kind, state or "none")
+
+
 # --- tables and cards -------------------------------------------------------------------------
 
 

@@ -29,23 +29,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
 REFRESH: Final = 3.0
-_BADGES: Final = {
-    "waiting": "ok",
-    "busy": "ok",
-    "deferred": "bad",
-    "blocked": "bad",
-    "paused": "warn",
-    "parsed": "ok",
-    "unreachable": "bad",
-    "stale": "warn",
-    "override": "warn",
-}
-
-
-def state_badge(state: str | None) -> Html:
-    """Return the badge for the state of a host or of a file."""
-    return badge(_BADGES.get(state or "", "idle"), state or "none")
-
 
 # --- overview ---------------------------------------------------------------------------------
 
@@ -114,7 +97,7 @@ def _holdup(host: HostBody, now: datetime) -> Child:
     shown = next((view for view in host.clocks if str(view) == host.why), None)
     cause = None if shown is None else f": {_CAUSES.get(shown.kind, '')}{shown.cause}"
     waiting = f"; {number(host.waiting)} waiting" if host.waiting else None
-    return [state_badge(host.state), _until(host, now), cause, waiting]
+    return [html.state_badge(host.state), _until(host, now), cause, waiting]
 
 
 def _until(host: HostBody, now: datetime) -> Child:
@@ -242,8 +225,8 @@ def _host_row(host: HostBody, now: datetime) -> Row:
         interval = markup('<span title="{}">{}</span>', host.interval_source, seconds)
     return row(
         _host_link(host.host),
-        state_badge(host.state),
-        host.robots and [state_badge(host.robots), " ", html.age(host.robots_fetched_at, now)],
+        html.state_badge(host.state),
+        host.robots and [html.state_badge(host.robots), " ", html.age(host.robots_fetched_at, now)],
         interval,
         host.in_flight or None,
         host.waiting or None,
@@ -363,7 +346,7 @@ def _status(host: HostBody, now: datetime) -> Child:
         told = ["The next request may start ", html.age(host.next_at, now), "."]
     elif host.state == "busy":
         told = f"{host.in_flight} in flight; the next may start when one ends or is answered."
-    return [state_badge(host.state), " ", told]
+    return [html.state_badge(host.state), " ", told]
 
 
 def _sentence(view: ClockView) -> Child:
@@ -383,15 +366,16 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
     for origin in service.operators.origins(host):
         record = directory.recall(origin)
         if record is None:
-            rows.append(row(origin, state_badge(None), *[None] * 5))
+            rows.append(row(origin, html.state_badge(None), *[None] * 5))
             continue
         standing = record.standing(service.clock)
-        text, size = standing.robots, None
-        state = [state_badge(standing.state.value), f" {standing.reason.value.replace('_', ' ')}"]
-        if text is not None:
+        text, size = standing.robots, "-"
+        state: list[Child] = [html.state_badge(standing.state.value)]
+        if text is None:
+            state.append(f" {standing.reason.value.replace('_', ' ')}")
+        else:
             findings = bool(directory.coding(origin)) + len(text.findings)
             size = f"{number(text.size)} bytes" + (f", {findings} findings" if findings else "")
-            state.pop()
         rows.append(
             row(
                 origin,
@@ -399,7 +383,7 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
                 standing.status,
                 html.age(utc(standing.fetched_at), now),
                 html.age(utc(standing.expires_at), now),
-                [size or "-", [" via ", standing.hops[-1]] if standing.hops else None],
+                [size, [" via ", standing.hops[-1]] if standing.hops else None],
                 [
                     link(f"../explain?{urlencode({'url': origin + '/'})}", "explain"),
                     " ",
