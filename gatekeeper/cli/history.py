@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from gatekeeper.cli import load
 from gatekeeper.clock import utc
@@ -27,31 +26,6 @@ from gatekeeper.urls import parse
 
 MAX_COMPARED = 4_000_000
 """Maximum pairs of lines to compare; for more, the whole text is shown as replaced."""
-
-
-class FileVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a file, as `--json` prints it."""
-
-    first_seen: str
-    last_seen: str
-    outcome: str
-    status: int | None = None
-    size: int
-    """Size of the text in bytes."""
-    sha256: str | None = None
-    """The digest of the text; null if there was no file."""
-    confirmed: bool | msgspec.UnsetType = msgspec.UNSET
-    """With --at: true if seen both before and after that time, false if only before it."""
-    text: str | msgspec.UnsetType | None = msgspec.UNSET
-    diff: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of `--json`: an origin and its versions, oldest first."""
-
-    origin: str
-    versions: list[FileVersion]
-
 
 EXAMPLE = f"{NAME} history https://example.org --at 2026-11-20T12:00:00Z"
 
@@ -107,23 +81,26 @@ def _parse_time(text: str) -> datetime:
 
 
 def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace) -> int:
-    versions = schema.history_of(connection, origin)
-    if args.at is not None:
-        at = args.at.timestamp()
-        version = entry_at(versions, at)
-        if version is None:
-            since = f"; first seen {_time(versions[0].first_seen)}" if versions else ""
-            return _report_nothing(args, origin, f"nothing is known about that time{since}")
-        position = versions.index(version)
-        versions = versions[max(position - 1, 0) : position + 1] if args.diff else [version]
-    elif not versions:
-        return _report_nothing(args, origin, "nothing is known")
+    known = schema.history_of(connection, origin)
+    at = None if args.at is None else args.at.timestamp()
+    versions = [one for one in known if at is None or one.first_seen <= at]
+    if not versions:
+        message = "nothing is known" if at is None else "nothing is known about that time"
+        if known:
+            message += f"; first seen {_time(known[0].first_seen)}"
+        if args.json:
+            print(json_text({"origin": origin, "versions": []}))
+        else:
+            print(f"{origin}: {message}", file=sys.stderr)
+        return DENIED
+    if at is not None:
+        versions = versions[-2 if args.diff else -1 :]
     if args.json:
-        _print_json(connection, origin, versions, args)
+        _print_json(connection, origin, versions, at, diff=args.diff)
     elif args.diff:
         _print_changes(connection, versions)
-    elif args.at is not None:
-        _print_text(connection, versions[-1], args.at.timestamp())
+    elif at is not None:
+        _print_text(connection, versions[-1], at)
     else:
         plural = "" if len(versions) == 1 else "s"
         print(f"{origin}: {len(versions)} version{plural}, oldest first")
@@ -131,45 +108,37 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
     return OK
 
 
-def _report_nothing(args: argparse.Namespace, origin: str, message: str) -> int:
-    if args.json:
-        print(json_text(HistoryReport(origin=origin, versions=[])))
-    else:
-        print(f"{origin}: {message}", file=sys.stderr)
-    return DENIED
-
-
 def _print_json(
     connection: sqlite3.Connection,
     origin: str,
     entries: Sequence[HistoryEntry],
-    args: argparse.Namespace,
+    at: float | None,
+    *,
+    diff: bool,
 ) -> None:
+    """Print an origin and its versions, oldest first; with a time the last one, and its text."""
     versions = [_version(entry) for entry in entries]
-    if args.diff:
-        for number, (before, after) in enumerate(itertools.pairwise(entries), start=1):
-            change = "".join(_unified_diff(connection, before, after))
-            versions[number] = msgspec.structs.replace(versions[number], diff=change)
-    if args.at is not None:
-        entry, versions = entries[-1], versions[-1:]
-        body = schema.text_of(connection, entry.body_hash)
-        versions[0] = msgspec.structs.replace(
-            versions[0],
-            confirmed=args.at.timestamp() <= entry.last_seen,
-            text=None if body is None else body.decode("utf-8", "replace"),
-        )
-    print(json_text(HistoryReport(origin=origin, versions=versions)))
+    if diff:
+        for version, pair in zip(versions[1:], itertools.pairwise(entries), strict=True):
+            version["diff"] = "".join(_unified_diff(connection, *pair))
+    if at is not None:
+        body = schema.text_of(connection, entries[-1].body_hash)
+        text = None if body is None else body.decode("utf-8", "replace")
+        # Confirmed: seen both before and after that time.
+        versions = [versions[-1] | {"confirmed": at <= entries[-1].last_seen, "text": text}]
+    print(json_text({"origin": origin, "versions": versions}))
 
 
-def _version(entry: HistoryEntry) -> FileVersion:
-    return FileVersion(
-        first_seen=_time(entry.first_seen),
-        last_seen=_time(entry.last_seen),
-        outcome=entry.outcome,
-        status=entry.status,
-        size=entry.size,
-        sha256=entry.body_hash.hex() or None,
-    )
+def _version(entry: HistoryEntry) -> dict[str, Any]:
+    """Return a version as `--json` prints it. `sha256` is null if there was no file."""
+    return {
+        "first_seen": _time(entry.first_seen),
+        "last_seen": _time(entry.last_seen),
+        "outcome": entry.outcome,
+        "status": entry.status,
+        "size": entry.size,
+        "sha256": entry.body_hash.hex() or None,
+    }
 
 
 def _print_text(connection: sqlite3.Connection, entry: HistoryEntry, at: float) -> None:
@@ -234,13 +203,3 @@ def _line(entry: HistoryEntry) -> str:
 
 def _time(wall: float) -> str:
     return f"{utc(wall):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:
-    """Return the latest spell that began at or before a moment, or None before the first.
-
-    From `first_seen` to `last_seen` the body was observed; after `last_seen` it is the last
-    known one, until the next spell begins.
-    """
-    begun = [spell for spell in spells if spell.first_seen <= wall]
-    return begun[-1] if begun else None

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.config import Config, HostRule
-from gatekeeper.sidecar.pages.recent_decisions import BatchNote, DecisionNote
+from gatekeeper.sidecar.pages.recent_decisions import DecisionNote
 from gatekeeper.sidecar.security import Token
 
 
@@ -112,9 +112,7 @@ class WorkerCounts(_TaggedMessage, frozen=True):
     origins: list[tuple[str, int, int, int]]
     """Origin, and the numbers of URLs that were allowed, denied and deferred."""
     notes: list[DecisionNote]
-    """The latest single decisions."""
-    batches: list[BatchNote]
-    """The latest batches."""
+    """The latest decisions."""
     unnoted: int
     """Number of decisions that have no note."""
     refused: dict[str, int]

@@ -319,7 +319,9 @@ BODY_TIMEOUT = 20.0
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
 
 
-class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PageQuery(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The query parameters that select a page of a list."""
 
     page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1

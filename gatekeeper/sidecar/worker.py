@@ -413,8 +413,7 @@ class _WorkerProcess:
             return
         feed = service.operators.feed
         count, feed.count = feed.count, 0
-        notes, batches = feed.take_latest(_MAX_NOTES)
-        batches = batches[-_MAX_BATCHES:]
+        notes = feed.take_latest(_MAX_NOTES, _MAX_BATCHES)
         decisions, refused = self._replica.drain_counts()
         written, dropped = service.log.written, service.log.dropped
         logged = written - self._logged[0], dropped - self._logged[1]
@@ -428,8 +427,7 @@ class _WorkerProcess:
                     for origin, one in feed.take_counts().items()
                 ],
                 notes=notes,
-                batches=batches,
-                unnoted=count - len(notes) - sum(one.count for one in batches),
+                unnoted=count - sum(one.count for one in notes),
                 refused=dict(refused),
                 logged=logged,
                 connections=len(self.clients),

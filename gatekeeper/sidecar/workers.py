@@ -408,12 +408,9 @@ class Workers:
         feed.count += added.unnoted
         for note in added.notes:
             feed.merge(note)
-        for batch in added.batches:
-            feed.merge_batch(batch)
         if parts.audit is not None and parts.audit.every_decision:
-            single = [note.decided() for note in added.notes]
-            batched = [one for batch in added.batches for one in batch.decided()]
-            parts.audit.decided_elsewhere([*single, *batched], added.unnoted)
+            decided = [one for note in added.notes for one in note.decided()]
+            parts.audit.decided_elsewhere(decided, added.unnoted)
         owner.log.add_counts(*added.logged)
         worker.connections = added.connections
 

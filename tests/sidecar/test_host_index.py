@@ -18,7 +18,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES, ScopeSettings
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.waiters import HostState, clock_holdups, state_by
-from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames
+from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedHosts
 from tests.internet import FakeInternet
 from tests.waiting_support import until
 
@@ -30,34 +30,55 @@ def state_of(scope: Scope, now: float) -> HostState:
 NEXT = HostOrder("next", lambda scope, now: max(0.0, scope.due_at(events=False) - now))
 
 
+def scope_named(name: str) -> Scope:
+    return Scope(name, ScopeSettings())
+
+
 @given(st.lists(st.tuples(st.booleans(), st.text("abc", max_size=3))), st.integers(0, 5))
 @settings(deadline=None)
 def test_names_stay_sorted_whatever_comes_and_goes(
     moves: list[tuple[bool, str]], first: int
 ) -> None:
-    names, model = SortedNames(), set()
+    hosts, model = SortedHosts(), set()
     for comes, name in moves:
         if comes:
-            assert names.add(name) == (name not in model)
+            hosts.add(scope_named(name))
             model.add(name)
         else:
-            names.discard(name)
+            hosts.discard(name)
             model.discard(name)
-    assert len(names) == len(model)
-    assert names.page(first, 4) == sorted(model)[first : first + 4]
-    assert names.page(first, 4, descending=True) == sorted(model, reverse=True)[first : first + 4]
+    assert len(hosts) == len(model)
+    assert hosts.names(first, 4) == sorted(model)[first : first + 4]
+    assert hosts.names(first, 4, descending=True) == sorted(model, reverse=True)[first : first + 4]
 
 
 def test_many_names_are_split_into_short_lists() -> None:
-    names, model = SortedNames(), [f"h{n:05d}" for n in range(20_000)]
+    hosts, model = SortedHosts(), [f"h{n:05d}" for n in range(20_000)]
     for name in random.Random(1).sample(model, len(model)):
-        names.add(name)
-    assert max(map(len, names.chunks())) <= 2048
-    assert names.page(19_990, 50) == model[19_990:]
+        hosts.add(scope_named(name))
+    assert max(map(len, hosts.chunks())) <= 512
+    assert hosts.names(19_990, 50) == model[19_990:]
     for name in model[:15_000]:
-        names.discard(name)
-    assert names.page(0, 2) == model[15_000:15_002]
-    assert [name for chunk in names.chunks() for name in chunk] == model[15_000:]
+        hosts.discard(name)
+    assert hosts.names(0, 2) == model[15_000:15_002]
+    assert [one.name for chunk in hosts.chunks() for one in chunk] == model[15_000:]
+
+
+def test_names_that_come_and_go_during_a_scan_hide_no_other() -> None:
+    """Lists are split and emptied meanwhile."""
+    hosts, staying = SortedHosts(), [f"h{n:05d}" for n in range(0, 9_000, 3)]
+    for name in staying + [f"h{n:05d}" for n in range(1, 9_000, 3)]:
+        hosts.add(scope_named(name))
+    seen: list[str] = []
+    for part in hosts.chunks():
+        seen += [one.name for one in part]
+        first = len(seen)
+        for n in range(first, first + 1_500):
+            hosts.add(scope_named(f"h{n:05d}x"))
+        for n in range(1, 9_000, 6):
+            hosts.discard(f"h{n:05d}")
+    assert len(seen) == len(set(seen))
+    assert set(staying) <= set(seen)
 
 
 @asynccontextmanager

@@ -332,7 +332,7 @@ async def test_a_stream_ends_with_the_cookie_of_its_session(
 async def test_a_form_that_arrives_too_slowly_is_refused(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.routes.pages.BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr("gatekeeper.sidecar.routing.BODY_TIMEOUT", 0.05)
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
         reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
         writer.write(

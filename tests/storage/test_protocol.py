@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gatekeeper.cli.history import entry_at
 from gatekeeper.config import StorageConfig
 from gatekeeper.storage import (
     ClockRecord,
@@ -60,8 +59,8 @@ class _Written(SqliteStorage):
 
 async def body_at(storage: Storage, wall: float) -> bytes | None:
     """Return the text last seen at or before a moment; None: no file, or unknown."""
-    entry = entry_at(await storage.history(ORIGIN), wall)
-    return None if entry is None else await storage.body(entry.body_hash)
+    begun = [one for one in await storage.history(ORIGIN) if one.first_seen <= wall]
+    return await storage.body(begun[-1].body_hash) if begun else None
 
 
 async def test_a_record_comes_back_whole(storage: Storage, made: Any) -> None:

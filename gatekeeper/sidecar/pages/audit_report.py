@@ -5,25 +5,34 @@ It is a file of its own, without scripts or anything from elsewhere, in the form
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gatekeeper.audit.reading import counted
 from gatekeeper.audit.report import AuditReport, HostRow, OverrideRow
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.html import Child, Html, attributes, badge, markup, number, row
-from gatekeeper.sidecar.pages.shell import asset
+from gatekeeper.sidecar.pages.html import (
+    Child,
+    Html,
+    Row,
+    attributes,
+    badge,
+    card,
+    code,
+    markup,
+    number,
+    row,
+)
+from gatekeeper.sidecar.pages.shell import asset, document
 
-_WIDTH, _HEIGHT = 1000, 180
-"""The chart's size, in its own units."""
 _STYLE: Final = """
-svg { width: 100%; height: auto; display: block; }
+svg { width: 100%; height: 14rem; display: block; margin-top: .8em; }
 svg .one { fill: var(--one); } svg .two { fill: var(--two); }
 .axis { display: flex; flex-wrap: wrap; justify-content: space-between; }
 .axis { margin: .3em 0 0; color: var(--soft); }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .3em; }
 .key.one { background: var(--one); } .key.two { background: var(--two); }
+.more .whole { white-space: normal; }
 @media print { .scroll { overflow: visible; } }
 """
 
@@ -51,31 +60,29 @@ _WORDS: Final = {
     "blocked": "the crawler may not ask this address",
 }
 """Common reasons in plain words."""
+_NO_SIGNALS: Final = "No response carried a signal about use, licences or payment."
 
 
 def report_page(report: AuditReport) -> str:
     """Return the report as an HTML document."""
     verified = report.verified
     title = f"What was fetched, {_day(verified.first)} to {_day(verified.last)}"
-    style = Html(asset("app.css").decode() + _STYLE)
-    return markup(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><title>{}</title><style>{}</style></head>'
-        '<body><main id="main"><h1>{}</h1>{}</main></body></html>',
-        title,
-        style,
-        title,
-        [
-            *_head(report),
-            *_over_time(report),
-            *_hosts(report),
-            *_refusals(report),
-            *_overrides(report.overrides),
-            *_signals(report),
-            *_proof(report),
-        ],
-    )
+    style = markup("<style>{}</style>", Html(asset("app.css").decode() + _STYLE))
+    body = [
+        *_head(report),
+        *_over_time(report),
+        *_hosts(report),
+        _reasons("Refused, by reason", report.refused, "Nothing was refused."),
+        _reasons("Fetched, by reason", report.allowed, "No page was fetched."),
+        _counts(
+            "What became of each robots.txt", "Outcome", report.files, "No robots.txt was read."
+        ),
+        _counts("How the sites answered", "Status", report.statuses, "There was no response."),
+        _overrides(report.overrides),
+        _counts("What sites said about use", "Signal", report.signals, _NO_SIGNALS),
+        *_proof(report),
+    ]
+    return document(title, style, markup('<main id="main"><h1>{}</h1>{}</main>', title, body))
 
 
 def _day(time: str | None) -> str:
@@ -87,37 +94,25 @@ def _head(report: AuditReport) -> Iterable[Child]:
     rows = [*report.hosts, report.others]
     requests, robots = sum(one.requests for one in rows), sum(one.robots for one in rows)
     refused = sum(report.refused.values())
-    if verified.ok:
-        yield html.paragraph(
-            badge("ok", "The record was verified: nothing differs."), class_="lead"
-        )
-    else:
+    said = badge("ok", "The record was verified: nothing differs.")
+    if not verified.ok:
         text = f"The record was verified: {counted(verified.found, 'difference')}, see below."
-        yield html.paragraph(badge("bad", text), class_="lead")
+        said = badge("bad", text)
+    yield html.paragraph(said, class_="lead")
     names = ", ".join(report.user_agents) or "an unknown crawler"
     yield html.paragraph(
         f"This is what {names} did from {verified.first} to {verified.last} (UTC), by the record "
         "that it wrote while it did so.",
         class_="lead",
     )
-    yield markup(
-        '<section class="cards" aria-label="Numbers">{}</section>',
+    yield html.cards(
         [
-            _card("Hosts", len(report.hosts) + report.other_hosts, "that were asked, or refused"),
-            _card("Requests", requests, f"{number(robots)} of them for robots.txt"),
-            _card("Refused", refused, "requests that were not sent"),
-            _card("Blocks", report.blocks, "times a host was left alone for a while"),
-            _card("Overrides", len(report.overrides), "rules that a person set"),
-        ],
-    )
-
-
-def _card(name: str, value: int, more: str) -> Html:
-    return markup(
-        '<div class="card"><h2>{}</h2><p class="value">{}</p><p class="more">{}</p></div>',
-        name,
-        number(value),
-        more,
+            card("Hosts", len(report.hosts) + report.other_hosts, "that were asked, or refused"),
+            card("Requests", requests, f"{number(robots)} of them for robots.txt"),
+            card("Refused", refused, "requests that were not sent"),
+            card("Blocks", report.blocks, "times a host was left alone for a while"),
+            card("Overrides", len(report.overrides), "rules that a person set"),
+        ]
     )
 
 
@@ -127,16 +122,14 @@ def _card(name: str, value: int, more: str) -> Html:
 def _over_time(report: AuditReport) -> Iterable[Child]:
     if not report.times:
         return
-    span = html.duration(report.interval)
-    most = max(one + two for _, one, two in report.times) or 1
-    step = _WIDTH / len(report.times)
+    span, most = html.duration(report.interval), max(sent + no for _, sent, no in report.times) or 1
     bars: list[Html] = []
     for place, (_, sent, refused) in enumerate(report.times):
-        high, top = (_HEIGHT * part / most for part in (sent, refused))
-        bars.append(_bar("one", place * step, _HEIGHT - high, step, high))
-        bars.append(_bar("two", place * step, _HEIGHT - high - top, step, top))
-    box = f"0 -16 {_WIDTH} {_HEIGHT + 16}"
+        bars.append(_bar("one", place, most - sent, sent))
+        bars.append(_bar("two", place, most - sent - refused, refused))
+    box = f"0 0 {len(report.times)} {most}"
     label = f"Requests and refusals per {span}: at most {number(most)}; see the table below"
+    own = attributes(viewBox=box, preserveAspectRatio="none", role="img", aria_label=label)
     yield markup("<h2>Over time</h2>")
     yield markup(
         "<figure><figcaption>Per {}: {} sent, {} refused; at most {}</figcaption>"
@@ -145,29 +138,19 @@ def _over_time(report: AuditReport) -> Iterable[Child]:
         markup('<span class="key one"></span>'),
         markup('<span class="key two"></span>'),
         number(most),
-        attributes(viewBox=box, role="img", aria_label=label),
+        own,
         bars,
         report.times[0][0],
         report.times[-1][0],
     )
-    rows = (
-        row(time, html.num(number(sent)), html.num(number(refused)))
-        for time, sent, refused in report.times
-        if sent or refused
-    )
-    heads = ("From", html.num_head("Sent"), html.num_head("Refused"))
-    yield html.details("The chart as a table", html.table("Over time", heads, rows))
+    rows = (row(*one) for one in report.times if any(one[1:]))
+    columns = html.columns("From, Sent:num, Refused:num")
+    yield html.details("The chart as a table", html.table("Over time", columns, rows))
 
 
-def _bar(kind: str, x: float, y: float, width: float, height: float) -> Html:
-    own = attributes(
-        class_=kind,
-        x=f"{x:.2f}",
-        y=f"{y:.2f}",
-        width=f"{max(width * 0.9, 0.5):.2f}",
-        height=f"{height:.2f}",
-    )
-    return markup("<rect{}/>", own) if height else Html("")
+def _bar(kind: str, x: int, y: int, height: int) -> Html:
+    rect = '<rect class="{}" x="{}" y="{}" width=".9" height="{}"/>'
+    return markup(rect, kind, x, y, height)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -179,35 +162,20 @@ def _hosts(report: AuditReport) -> Iterable[Child]:
         "The shortest time between two requests stands beside the time that was asked for then, by "
         "the site's robots.txt or by the crawler's own settings."
     )
-    heads = [
-        "Host",
-        *map(html.num_head, ("Requests", "Refused", "No success", "Shortest gap", "Asked for")),
-        "By",
-        *map(html.num_head, ("Blocks", "Bytes")),
-    ]
-    rows = [
-        _host_row(one, html.row_head(markup("<code>{}</code>", one.host or "(no host)")))
-        for one in report.hosts
-    ]
-    if report.other_hosts:
-        rows.append(
-            _host_row(report.others, html.row_head(f"{number(report.other_hosts)} other hosts"))
-        )
-    yield html.table("The hosts, and their pace", heads, rows, empty="No host was asked.")
-
-
-def _host_row(one: HostRow, head: Html) -> Html:
-    return row(
-        head,
-        html.num(number(one.requests)),
-        html.num(number(one.refused)),
-        html.num(number(one.failed)),
-        html.num(_gap(one.shortest)),
-        html.num(_gap(one.interval)),
-        html.text_cell(one.asked[:200]),
-        html.num(number(one.blocks)),
-        html.num(number(one.bytes)),
+    columns = html.columns(
+        "Host, Requests:num, Refused:num, No success:num, Shortest gap:num, Asked for:num, By:url, "
+        "Blocks:num, Bytes:num"
     )
+    rows = [_host_row(one, code(one.host or "(no host)")) for one in report.hosts]
+    if report.other_hosts:
+        rows.append(_host_row(report.others, f"{number(report.other_hosts)} other hosts"))
+    yield html.table("The hosts, and their pace", columns, rows, empty="No host was asked.")
+
+
+def _host_row(one: HostRow, name: Child) -> Row:
+    gaps = _gap(one.shortest), _gap(one.interval)
+    counts = one.requests, one.refused, one.failed
+    return row(name, *counts, *gaps, one.asked[:200], one.blocks, one.bytes)
 
 
 def _gap(seconds: float | None) -> str:
@@ -215,52 +183,34 @@ def _gap(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:,.3f}".rstrip("0").rstrip(".") + " s"
 
 
-def _refusals(report: AuditReport) -> Iterable[Child]:
-    yield markup("<h2>Refused, by reason</h2>")
-    yield _reasons("Refused, by reason", report.refused, "Nothing was refused.")
-    yield markup("<h2>Fetched, by reason</h2>")
-    yield _reasons("Fetched, by reason", report.allowed, "No page was fetched.")
-    yield markup("<h2>What became of each robots.txt</h2>")
-    yield _counts("Outcomes of robots.txt", "Outcome", report.files, "No robots.txt was read.")
-    yield markup("<h2>How the sites answered</h2>")
-    yield _counts("Statuses", "Status", report.statuses, "There was no response.")
-
-
-def _reasons(caption: str, counts: Mapping[str, int], empty: str) -> Html:
+def _reasons(title: str, counts: Mapping[str, int], empty: str) -> Html:
     rows = (
-        row(html.row_head(text), _WORDS.get(text.split(": ")[-1], ""), html.num(number(count)))
-        for text, count in counts.items()
+        row(text, _WORDS.get(text.split(": ")[-1], ""), count) for text, count in counts.items()
     )
-    return html.table(caption, ("Reason", "In words", html.num_head("Number")), rows, empty=empty)
+    return html.section(title, html.columns("Reason, In words, Number:num"), rows, empty=empty)
 
 
-def _counts(caption: str, head: str, counts: Mapping[str, int], empty: str) -> Html:
-    rows = (row(html.row_head(text), html.num(number(count))) for text, count in counts.items())
-    return html.table(caption, (head, html.num_head("Number")), rows, empty=empty)
+def _counts(title: str, head: str, counts: Mapping[str, int], empty: str) -> Html:
+    rows = (row(text, count) for text, count in counts.items())
+    return html.section(title, {head: "", "Number": "num"}, rows, empty=empty)
 
 
-def _signals(report: AuditReport) -> Iterable[Child]:
-    yield markup("<h2>What sites said about use</h2>")
-    empty = "No response carried a signal about use, licences or payment."
-    yield _counts("Signals", "Signal", report.signals, empty)
-
-
-def _overrides(overrides: Sequence[OverrideRow]) -> Iterable[Child]:
-    yield markup("<h2>Overrides: rules that people set</h2>")
-    heads = ("Hosts", "Rule", "Who", "Why", "Since", "Until", "Ended")
+def _overrides(overrides: Sequence[OverrideRow]) -> Html:
+    columns = html.columns("Hosts, Rule:url, Who, Why:url, Since, Until, Ended")
     rows = (
         row(
-            html.row_head(markup("<code>{}</code>", one.match)),
-            html.text_cell(one.rule),
+            code(one.match),
+            one.rule,
             one.by or "not said",
-            html.text_cell((one.reason or "not said")[:300]),
+            (one.reason or "not said")[:300],
             one.since,
             one.until or "no end",
             one.ended or "-",
         )
         for one in overrides
     )
-    yield html.table("Overrides", heads, rows, empty="Nobody overrode a robots.txt.")
+    title = "Overrides: rules that people set"
+    return html.section(title, columns, rows, empty="Nobody overrode a robots.txt.")
 
 
 def _proof(report: AuditReport) -> Iterable[Child]:
@@ -279,20 +229,19 @@ def _proof(report: AuditReport) -> Iterable[Child]:
         **({"lines that were left out": verified.omitted} if verified.omitted else {}),
     }
     if left_out:
-        yield _counts("Not checked", "Not checked", left_out, "")
+        yield _counts("Not checked", "Lines", left_out, "")
     rows = (
         row(
-            html.row_head(markup("<code>{}</code>", one.chain)),
-            html.num(number(one.sealed)),
+            code(one.chain),
+            one.sealed,
             one.sealed_at or "-",
-            html.text_cell(_signed(one.key, verified.signatures_checked)),
-            html.num(number(one.behind)),
+            _signed(one.key, verified.signatures_checked),
+            one.behind,
         )
-        for one in itertools.islice(verified.chains, 200)
+        for one in verified.chains[:200]
     )
-    heads = ("Chain", html.num_head("Sealed up to"), "At", "Signed", html.num_head("Lines behind"))
-    yield markup("<h2>The chains</h2>")
-    yield html.table("The chains", heads, rows)
+    columns = html.columns("Chain, Sealed up to:num, At, Signed:url, Lines behind:num")
+    yield html.section("The chains", columns, rows)
     if verified.differences:
         yield markup("<h2>What differs</h2>")
         yield html.items(str(one) for one in verified.differences)

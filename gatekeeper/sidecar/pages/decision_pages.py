@@ -12,7 +12,7 @@ from gatekeeper.clock import utc
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.html import Child, Html, badge, code, markup, number, row
+from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, code, markup, number, row
 from gatekeeper.sidecar.pages.shell import Page
 from gatekeeper.sidecar.routes.check import as_read
 
@@ -27,59 +27,43 @@ _MAX_LINES: Final = 400
 """Maximum lines of a text to show."""
 _MAX_ROWS: Final = 200
 """Maximum rows of a comparison of two texts."""
-_VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
-
-
-def verdict_badge(verdict: str) -> Html:
-    """Return the badge for a verdict."""
-    return badge(_VERDICTS.get(verdict, "idle"), verdict)
-
 
 # --- explain ----------------------------------------------------------------------------------
 
 
 def explain_page(
-    service: Service,
-    url: str,
-    agent: str,
-    explained: Explanation | None,
-    error: str | None,
-    group: Collection[int] = (),
+    service: Service, url: str, agent: str, explained: Explanation | None, answer: Child
 ) -> Page:
     """Why a URL is allowed, denied or deferred, and a form to try another text of the file.
 
-    `group` is the result of `group_lines`.
+    `answer` is the result of `decision_section`, or says why there is none.
     """
-    body: list[Child] = [
-        html.search_form(
-            "explain",
-            html.field("URL", "url", url, type="text", required=True, class_="wide"),
-            html.field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
-            button="Explain",
-            id_="question",
-        )
-    ]
-    if error is not None:
-        body.append(html.paragraph(badge("bad", "Invalid question"), " ", error, class_="lead"))
-    if explained is not None:
-        body += [decision_section(service, explained, group), _what_if(explained)]
-    elif error is None:
+    fields = (
+        html.field("URL", "url", url, type="text", required=True, class_="wide"),
+        html.field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
+    )
+    form = html.search_form("explain", *fields, button="Explain", id_="question")
+    if not url:
         said = "Enter a URL: the answer names the deciding line of robots.txt and the other "
-        body.append(html.paragraph(said, "matching rules.", class_="empty"))
-    return Page("Explain", "explain", body, None, ("explain.js",))
+        answer = html.paragraph(said, "matching rules.", class_="empty")
+    body: Child = [form, answer, None if explained is None else _what_if(explained)]
+    return Page("Explain", body, files=("explain.js",))
 
 
-def decision_section(service: Service, explained: Explanation, group: Collection[int]) -> Html:
-    """Return a decision and everything that led to it; `group` is the result of `group_lines`."""
+def decision_section(service: Service, explained: Explanation) -> Html:
+    """Return a decision and everything that led to it.
+
+    A text of half a megabyte takes a tenth of a second: call this from a worker thread.
+    """
     decision = explained.decision
-    verdict = verdict_badge(decision.verdict.value)
+    verdict = html.state_badge(decision.verdict.value)
     return markup(
         '<div id="story">{}<h2>How the file was fetched</h2>{}<h2>Matching rules</h2>{}'
         "<h2>The text</h2>{}</div>",
         html.paragraph(verdict, " ", _reason(decision), class_="lead", aria_live="polite"),
         _fetch_section(service, explained),
         _candidates(explained),
-        _text(explained, group),
+        _text(explained, _group_lines(service, explained)),
     )
 
 
@@ -108,20 +92,10 @@ def _url_as_read(decision: Decision) -> Child:
     return None if url == decision.url else [" The URL is read as ", code(url[:2000]), "."]
 
 
-def normal_form(value: str) -> str | None:
-    """Return a rule's pattern as RFC 9309 compares it, or None if it is written that way.
-
-    >>> normal_form("/caf%c3%a9/%7euser"), normal_form("/plain*$")
-    ('/caf%C3%A9/~user', None)
-    """
-    normal = rfc_pattern(to_octets(value))
-    return None if normal == value else normal
-
-
 def _note(value: str) -> Child:
-    """Return the normal form of a pattern, if it differs from the pattern."""
-    normal = normal_form(value)
-    return None if normal is None else [" reads ", code(normal[:500])]
+    """Return the form in which RFC 9309 compares a rule's pattern, if it is written differently."""
+    normal = rfc_pattern(to_octets(value))
+    return None if normal == value else [" reads ", code(normal[:500])]
 
 
 def _fetch_section(service: Service, explained: Explanation) -> Html:
@@ -147,22 +121,12 @@ def _candidates(explained: Explanation) -> Html:
     rows = []
     for one in explained.candidates[:200]:
         first = deciding_rule is not None and one.line == deciding_rule.line
-        rows.append(
-            row(
-                html.row_head(badge("ok", "decides") if first else badge("idle", "loses")),
-                html.num(one.line),
-                one.field,
-                html.text_cell(code(one.value[:500]), _note(one.value)),
-                html.num(one.length),
-                class_="decides" if first else "loses",
-            )
-        )
-    return html.table(
-        "Rules that match, by their length",
-        ("Part", html.num_head("Line"), "Field", "Pattern", html.num_head("Length")),
-        rows,
-        empty="No rule matches.",
-    )
+        mark = "decides" if first else "loses"
+        part, pattern = badge("ok" if first else "idle", mark), code(one.value[:500])
+        cells = part, one.line, one.field, [pattern, _note(one.value)], one.length
+        rows.append(row(*cells, class_=mark))
+    columns = html.columns("Part, Line:num, Field, Pattern:url, Length:num")
+    return html.table("Rules that match, by their length", columns, rows, empty="No rule matches.")
 
 
 def _text(explained: Explanation, group: Collection[int]) -> Html:
@@ -190,12 +154,8 @@ def _text(explained: Explanation, group: Collection[int]) -> Html:
     )
 
 
-def group_lines(service: Service, explained: Explanation) -> set[int]:
-    """Return the lines of the groups that have matching rules or that name the agent.
-
-    A text of half a megabyte takes a tenth of a second: call this from a worker thread.
-    """
-
+def _group_lines(service: Service, explained: Explanation) -> set[int]:
+    """Return the lines of the groups that have matching rules or that name the agent."""
     text = as_read(service, (explained.robots_txt or "").encode("utf-8", "replace"))
     matching = {one.line for one in explained.candidates}
     agent = explained.decision.user_agent.lower()
@@ -227,6 +187,7 @@ def _what_if(explained: Explanation) -> Html:
 
 def live_page(query: EventQuery) -> Page:
     """The stream of decisions, which `live.js` shows."""
+    columns = html.columns("Time, Verdict, URL, Reason, Line:num, Client")
     options = []
     for one in ("any", "allow", "deny", "defer"):
         own = html.attributes(value=one, selected=one == query.verdict)
@@ -245,14 +206,9 @@ def live_page(query: EventQuery) -> Page:
             '<span id="live-state" role="status">This page needs JavaScript.</span> '
             '<span id="dropped"></span></p>'
         ),
-        html.table(
-            "The latest decisions",
-            ("Time", "Verdict", "URL", "Reason", html.num_head("Line"), "Client"),
-            (),
-            id_="decisions",
-        ),
+        html.table("The latest decisions", columns, (), id_="decisions"),
     ]
-    return Page("Live", "live", body, None, ("live.js",))
+    return Page("Live", body, files=("live.js",))
 
 
 # --- history ----------------------------------------------------------------------------------
@@ -347,25 +303,26 @@ def history_page(
     elif origin:
         rows = [
             row(
-                html.row_head(entry.body_hash.hex()[:12] or "no file"),
+                entry.body_hash.hex()[:12] or "no file",
                 html.age(utc(entry.first_seen), now),
                 html.age(utc(entry.last_seen), now),
                 _words(entry.outcome),
-                html.num("-" if entry.status is None else entry.status),
-                html.num(number(entry.size)),
+                entry.status,
+                entry.size,
                 _compare_link(origin, n),
             )
-            for n, entry in reversed(list(enumerate(entries)))
+            for n, entry in list(enumerate(entries))[:-201:-1]
         ]
-        numbers = map(html.num_head, ("Status", "Bytes"))
-        heads = ("Version", "First seen", "Last seen", "Outcome", *numbers, "Compare")
+        columns = html.columns(
+            "Version, First seen, Last seen, Outcome, Status:num, Bytes:num, Compare"
+        )
         empty = "No version of this file is stored. History needs a storage (storage.path)."
-        body.append(html.table("Versions, the latest first", heads, rows[:200], empty=empty))
+        body.append(html.table("Versions, the latest first", columns, rows, empty=empty))
         if versions is not None:
             body += _comparison(versions)
     else:
         body.append(html.paragraph(f"Enter an origin, such as {example}.", class_="empty"))
-    return Page("History", "history", body)
+    return Page("History", body)
 
 
 def _compare_link(origin: str, n: int) -> Child:
@@ -376,27 +333,20 @@ def _compare_link(origin: str, n: int) -> Child:
 
 
 def _comparison(versions: VersionDiff) -> Iterator[Html]:
-    yield markup("<h2>Which verdicts changed</h2>")
-    yield html.table(
-        "Recently asked URLs whose verdict changed",
-        ("URL", "Before", "After"),
-        [
-            row(
-                html.row_head(url[:2048], class_="url"),
-                verdict_badge("allow" if before else "deny"),
-                verdict_badge("allow" if after else "deny"),
-            )
-            for url, before, after in versions.verdicts[:200]
-        ],
+    yield html.section(
+        "Which verdicts changed",
+        html.columns("URL:url, Before, After"),
+        (
+            row(url[:2048], *(html.state_badge("allow" if one else "deny") for one in verdicts))
+            for url, *verdicts in versions.verdicts[:200]
+        ),
         empty=f"None of {number(versions.asked)} recently asked URLs.",
     )
-    yield markup("<h2>What changed in the text</h2>")
-    heads = ("Change", "Old", "New")
-    rows = _diff_rows(versions)
-    yield html.table("Old and new side by side", heads, rows, empty="Nothing.")
+    columns = html.columns("Change, Old:url, New:url")
+    yield html.section("What changed in the text", columns, _diff_rows(versions), empty="Nothing.")
 
 
-def _diff_rows(versions: VersionDiff) -> Iterator[Html]:
+def _diff_rows(versions: VersionDiff) -> Iterator[Row]:
     """Yield the rows of a comparison, `_MAX_ROWS` at most."""
     rows = chain.from_iterable(map(_change_rows, versions.changes))
     yield from islice(rows, _MAX_ROWS)
@@ -404,7 +354,7 @@ def _diff_rows(versions: VersionDiff) -> Iterator[Html]:
         yield row("", "... and more", "... and more")
 
 
-def _change_rows(change: TextChange) -> Iterator[Html]:
+def _change_rows(change: TextChange) -> Iterator[Row]:
     if not change.same:
         for old, new in zip_longest(change.old, change.new):
             mark = "new" if old is None else "gone" if new is None else "changed"
@@ -417,5 +367,5 @@ def _change_rows(change: TextChange) -> Iterator[Html]:
         yield row("", _line(line), _line(line), class_="same")
 
 
-def _line(text: str | None) -> Html:
-    return html.text_cell(None if text is None else code(text[:1000]))
+def _line(text: str | None) -> Html | None:
+    return None if text is None else code(text[:1000])

@@ -10,15 +10,17 @@ goes on for the next request.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import merge, nsmallest
 from itertools import islice
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, OwnedTasks
 from gatekeeper.pacing.waiters import HELD_UP, STATES, HostState
 
 if TYPE_CHECKING:
@@ -46,23 +48,28 @@ MAX_NAMED: Final = 5
 _MAX_STALE: Final = 30.0
 """Seconds for which an older result may be used while a new scan is running."""
 
+_FOLLOWER: Final = "follower"
+"""The key of the task that updates the index."""
+_name = attrgetter("name")
 _Run = list[tuple[Any, Any]]
 """Names of hosts with their keys, or states with their numbers."""
 
 
-class SortedNames:
-    """Sorted names in short lists: adding a name to a million moves a thousand or two at most.
+class SortedHosts:
+    """Scopes by name, in short lists: adding one to a million moves a thousand or two at most.
 
-    >>> names = SortedNames()
+    >>> from gatekeeper.pacing.host_settings import ScopeSettings
+    >>> from gatekeeper.pacing.scopes import Scope
+    >>> hosts = SortedHosts()
     >>> for name in ("b", "a", "c", "b"):
-    ...     _ = names.add(name)
-    >>> names.discard("c")
-    >>> len(names), names.page(0, 10), names.page(0, 1, descending=True)
+    ...     hosts.add(Scope(name, ScopeSettings()))
+    >>> hosts.discard("c")
+    >>> len(hosts), hosts.names(0, 10), hosts.names(0, 1, descending=True)
     (2, ['a', 'b'], ['b'])
     """
 
     def __init__(self) -> None:
-        self._chunks: list[list[str]] = []
+        self._chunks: list[list[Scope]] = []
         self._last: list[str] = []
         """The last name of each chunk."""
         self._size = 0
@@ -70,60 +77,70 @@ class SortedNames:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, name: str) -> bool:
-        """Add a name. Return False if it is present already."""
+    def add(self, scope: Scope) -> None:
+        """Add a scope, in place of one of the same name."""
+        name = scope.name
         at = min(bisect_left(self._last, name), len(self._chunks) - 1)
         if at < 0:
-            self._chunks.append([name])
+            self._chunks.append([scope])
             self._last.append(name)
             self._size = 1
-            return True
+            return
         chunk = self._chunks[at]
-        place = bisect_left(chunk, name)
-        if place < len(chunk) and chunk[place] == name:
-            return False
-        chunk.insert(place, name)
+        place = bisect_left(chunk, name, key=_name)
+        if place < len(chunk) and chunk[place].name == name:
+            chunk[place] = scope
+            return
+        chunk.insert(place, scope)
         self._size += 1
         if len(chunk) > 2 * _CHUNK:
             self._chunks.insert(at + 1, chunk[_CHUNK:])
             del chunk[_CHUNK:]
-            self._last.insert(at, chunk[-1])
-        self._last[at] = chunk[-1]
-        return True
+            self._last.insert(at, chunk[-1].name)
+        self._last[at] = chunk[-1].name
 
     def discard(self, name: str) -> None:
-        """Remove a name, if it is present."""
+        """Remove the scope of a name, if there is one."""
         at = bisect_left(self._last, name)
         if at == len(self._chunks):
             return
         chunk = self._chunks[at]
-        place = bisect_left(chunk, name)
-        if place == len(chunk) or chunk[place] != name:
+        place = bisect_left(chunk, name, key=_name)
+        if chunk[place].name != name:
             return
         del chunk[place]
         self._size -= 1
         if chunk:
-            self._last[at] = chunk[-1]
+            self._last[at] = chunk[-1].name
         else:
             del self._chunks[at], self._last[at]
 
-    def page(self, first: int, count: int, *, descending: bool = False) -> list[str]:
+    def names(self, first: int, count: int, *, descending: bool = False) -> list[str]:
         """Return `count` names from the position `first` on."""
         found: list[str] = []
         for chunk in reversed(self._chunks) if descending else self._chunks:
             if first >= len(chunk):
                 first -= len(chunk)
                 continue
-            names = chunk[::-1] if descending else chunk
-            found += names[first : first + count - len(found)]
+            scopes = chunk[::-1] if descending else chunk
+            found += map(_name, scopes[first : first + count - len(found)])
             first = 0
             if len(found) >= count:
                 break
         return found
 
-    def chunks(self) -> Iterator[list[str]]:
-        """Yield the names in order, in lists, as they were when the iteration started."""
-        yield from list(self._chunks)
+    def chunks(self) -> Iterator[list[Scope]]:
+        """Yield the scopes in order, in lists that take less than a millisecond to examine.
+
+        Scopes may come and go meanwhile: the others are yielded, each once.
+        """
+        last = ""
+        while (at := bisect_right(self._last, last)) < len(self._chunks):
+            chunk = self._chunks[at]
+            first = bisect_right(chunk, last, key=_name)
+            scopes = chunk[first : first + _CHUNK // 2]
+            last = scopes[-1].name
+            yield scopes
 
 
 class HostPage(NamedTuple):
@@ -156,38 +173,28 @@ class HostOrder(NamedTuple):
     """Returns the sort key of a scope at a monotonic time."""
 
 
+@dataclass(eq=False)
 class _Scan:
     """A scan of all hosts in slices, and its result so far: one sorted run per slice."""
 
-    def __init__(
-        self, clock: Clock, slices: Iterable[_Run], *, up_to_date: bool, previous: _Scan | None
-    ) -> None:
-        """Start the scan. `previous`: a complete one that answers meanwhile."""
-        self.runs: list[_Run] = []
-        self.up_to_date = up_to_date
-        """True if the index was up to date when the scan started, so that it covers every host."""
-        self.found = 0
-        self.complete = False
-        self.fresh_until = inf
-        """Until when its result is reused."""
-        self.previous = previous
-        self._clock = clock
-        self.task = asyncio.get_running_loop().create_task(self._run(slices))
+    up_to_date: bool
+    """True if the index was up to date when the scan started, so that it covers every host."""
+    previous: _Scan | None
+    """A complete scan that answers while this one is running."""
+    runs: list[_Run] = field(default_factory=list)
+    complete: bool = False
+    fresh_until: float = inf
+    """Until when its result is reused."""
+    task: asyncio.Task[None] = field(init=False)
 
-    @property
-    def best(self) -> _Scan:
-        """The scan whose result answers now."""
-        return self if self.previous is None else self.previous
-
-    async def _run(self, slices: Iterable[_Run]) -> None:
-        began = self._clock.monotonic()
+    async def run(self, slices: Iterable[_Run], clock: Clock) -> None:
+        began = clock.monotonic()
         for run in slices:
             if run:
                 run.sort()
                 self.runs.append(run)
-                self.found += len(run)
             await asyncio.sleep(0)
-        now = self._clock.monotonic()
+        now = clock.monotonic()
         self.fresh_until = now + max(MIN_REUSE, _REUSE_FACTOR * (now - began))
         self.complete, self.previous = True, None
 
@@ -211,29 +218,21 @@ class HostIndex:
     ) -> None:
         self._scopes = scopes
         self._state_of = state_of
-        self.by_state: HostOrder = HostOrder(
-            "state", lambda scope, now: STATES.index(state_of(scope, now))
-        )
-        """The order by state."""
         self._changes = changes
         self._clock = clock
         self._shared = shared
-        self._names = SortedNames()
-        self._pending: list[Scope] = list(scopes.values())
-        self._hosts: list[Scope] = []
-        """The scopes of the hosts, unsorted. A scan does not copy the list, which may be long."""
-        self._gone: set[str] = set()
-        """Names of hosts of which `_hosts` may contain a scope that is gone."""
+        self._hosts = SortedHosts()
+        changes += scopes.values()
         self._scans: dict[tuple[object, ...], _Scan] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks()
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._hosts)
 
     @property
     def pending(self) -> int:
         """The number of hosts that came or went and are not in the index yet."""
-        return len(self._pending) + len(self._changes)
+        return len(self._changes)
 
     def follow(self) -> None:
         """Update the index: a thousand changes now, the others in the background.
@@ -242,61 +241,29 @@ class HostIndex:
         """
         if self.pending:
             self._apply(_CHUNK)
-        if self.pending and (self._follower is None or self._follower.done()):
-            self._follower = asyncio.get_running_loop().create_task(self._apply_all())
+        if self.pending and self._tasks.find(_FOLLOWER) is None:
+            self._tasks.start(self._apply_all(), _FOLLOWER)
 
     async def close(self) -> None:
         """Cancel the background tasks and wait for their end."""
-        running = [scan.task for scan in self._scans.values()]
-        running += [] if self._follower is None else [self._follower]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await self._tasks.close()
         self._scans.clear()
 
     async def _apply_all(self) -> None:
         while self.pending:
             self._apply(_CHUNK // 2)
             await asyncio.sleep(0)
-        if len(self._gone) > max(_CHUNK, len(self._hosts) // 8):
-            await self._drop_gone()
 
     def _apply(self, most: int) -> None:
-        if not self._pending:
-            self._pending, self._changes[:] = self._changes[:], []
-        part = self._pending[-most:]
-        del self._pending[-most:]
+        part = self._changes[-most:]
+        del self._changes[-most:]
         for scope in part:
-            name = scope.name
-            if name.startswith(self._shared):
+            if scope.name.startswith(self._shared):
                 continue
-            if (now := self._scopes.get(name)) is scope:
-                self._names.add(name)
-                self._hosts.append(scope)
-                continue
-            self._gone.add(name)
-            if now is None:
-                self._names.discard(name)
-
-    async def _drop_gone(self) -> None:
-        """Remove the scopes that are gone from `_hosts`."""
-        gone = set(self._gone)
-        present: list[Scope] = []
-        for part in self._slices():
-            present += part
-            await asyncio.sleep(0)
-        self._hosts = present
-        self._gone -= gone
-
-    def _slices(self) -> Iterator[list[Scope]]:
-        """Yield the scopes of the hosts in slices, without the scopes that are gone."""
-        hosts, scopes, first = self._hosts, self._scopes, 0
-        while part := hosts[first : first + _CHUNK // 2]:
-            first += _CHUNK // 2
-            if gone := self._gone:
-                part = [s for s in part if s.name not in gone or scopes.get(s.name) is s]
-            yield part
+            if (now := self._scopes.get(scope.name)) is not None:
+                self._hosts.add(now)
+            else:
+                self._hosts.discard(scope.name)
 
     # --- pages --------------------------------------------------------------------------
 
@@ -317,22 +284,23 @@ class HostIndex:
         unfiltered list by name.
         """
         self.follow()
-        if self._follower is not None and len(self._scopes) <= _MAX_RESCAN:
-            await self._follower
+        follower = self._tasks.find(_FOLLOWER)
+        if follower is not None and len(self._scopes) <= _MAX_RESCAN:
+            await follower
         settled = not self.pending
         if order is None and state == "any" and not q:
-            names = self._names.page(first, count, descending=descending)
-            return HostPage(names, len(self._names), settled)
+            names = self._hosts.names(first, count, descending=descending)
+            return HostPage(names, len(self._hosts), settled)
         if first + count > DEEPEST:
             raise ValueError(f"only the first {DEEPEST} hosts are sorted: narrow the filter")
-        if order is None and state == "any":
-            scan = await self._scanned(("names", q), self._matching(q))
-        else:
-            runs = self._ranked(q, state, order, descending=descending)
-            name = ("ranked", q, state, order and order.name, descending)
-            scan = await self._scanned(name, runs)
-        hosts = _merge_page(scan, first, count, flip=order is None and descending)
-        return HostPage(hosts, scan.found, settled and scan.complete and scan.up_to_date)
+        key = ("hosts", q, state, order and order.name, descending)
+        scan = await self._scanned(key, self._ranked(q, state, order, descending=descending))
+        flip = order is None and descending
+        runs = [reversed(run) if flip else run for run in scan.runs]
+        found = islice(merge(*runs, reverse=flip), first, first + count)
+        total = sum(map(len, scan.runs))
+        complete = settled and scan.complete and scan.up_to_date
+        return HostPage([name for _, name in found], total, complete)
 
     async def states(self, key: Callable[[Scope], float] = lambda _: 0.0) -> HostStates:
         """Count the hosts of each state. Of those held up, the ones with the least `key` are
@@ -356,37 +324,27 @@ class HostIndex:
         self, q: str, state: str, order: HostOrder | None, *, descending: bool
     ) -> Iterator[_Run]:
         """Yield the hosts that pass the filter, with their keys."""
-        key = None if order is None else order.key
         sign = -1.0 if descending else 1.0
         now = self._clock.monotonic()
-        for part in self._slices():
+        for scopes in self._hosts.chunks():
             yield [
-                (0.0 if key is None else sign * key(scope, now), scope.name)
-                for scope in part
+                (0.0 if order is None else sign * order.key(scope, now), scope.name)
+                for scope in scopes
                 if q in scope.name and (state == "any" or self._state_of(scope, now) == state)
             ]
-
-    def _matching(self, q: str) -> Iterator[_Run]:
-        """Yield the hosts with `q` in their name."""
-        for chunk in self._names.chunks():
-            yield [(0.0, name) for name in chunk if q in name]
 
     def _counted_states(self, key: Callable[[Scope], float]) -> Iterator[_Run]:
         """Yield each state but "free" with its number of hosts and the first of those held up,
         slice by slice."""
         now = self._clock.monotonic()
-        for part in self._slices():
-            states = [self._state_of(scope, now) for scope in part]
-            counts = Counter(states)
-            held: dict[str, list[tuple[float, str]]] = {s: [] for s in HELD_UP if counts[s]}
-            if held:
-                for scope, state in zip(part, states, strict=True):
-                    if state in held:
-                        held[state].append((key(scope), scope.name))
+        for scopes in self._hosts.chunks():
+            found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+            for scope in scopes:
+                if (state := self._state_of(scope, now)) != STATES[0]:
+                    found[state].append((key(scope), scope.name))
             yield [
-                (state, (count, nsmallest(MAX_NAMED, held.get(state, ()))))
-                for state, count in counts.items()
-                if state != STATES[0]
+                (state, (len(hosts), nsmallest(MAX_NAMED, hosts) if state in HELD_UP else []))
+                for state, hosts in found.items()
             ]
 
     async def _scanned(self, name: tuple[object, ...], slices: Iterator[_Run]) -> _Scan:
@@ -402,14 +360,8 @@ class HostIndex:
             previous = scan if scan and reusable and now < scan.fresh_until + _MAX_STALE else None
             while len(self._scans) >= _MAX_SCANS:
                 self._scans.pop(next(iter(self._scans))).task.cancel()
-            scan = _Scan(self._clock, slices, up_to_date=not self.pending, previous=previous)
-            self._scans[name] = scan
+            scan = self._scans[name] = _Scan(not self.pending, previous)
+            scan.task = self._tasks.start(scan.run(slices, self._clock))
         if scan.previous is None and not scan.task.done():
             await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
-        return scan.best
-
-
-def _merge_page(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[str]:
-    """Return `count` names from the position `first` on; `flip`: counted from the other end."""
-    runs = [reversed(run) if flip else run for run in scan.runs]
-    return [name for _, name in islice(merge(*runs, reverse=flip), first, first + count)]
+        return scan.previous or scan

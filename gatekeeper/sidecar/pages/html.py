@@ -8,10 +8,10 @@ share: tables, forms, badges, numbers and times.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from html import escape
-from typing import TYPE_CHECKING, Final, LiteralString
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 
 
 class Html(str):
@@ -83,9 +83,9 @@ def code(text: str | None) -> Html | None:
     return None if text is None else markup("<code>{}</code>", text)
 
 
-def link(url: str, text: str) -> Html:
+def link(url: str, text: str, **others: Attribute) -> Html:
     """Return a link with a text."""
-    return markup('<a href="{}">{}</a>', url, text)
+    return markup("<a{}>{}</a>", attributes(href=url, **others), text)
 
 
 def items(
@@ -136,31 +136,93 @@ def badge(kind: str, text: str, *, id_: str | None = None) -> Html:
     return markup('<span{}><span aria-hidden="true">{}</span> {}</span>', own, icon, text)
 
 
-# --- tables -----------------------------------------------------------------------------------
+_STATES: Final = {
+    "ok": ("allow", "waiting", "busy", "parsed"),
+    "warn": ("defer", "paused", "stale", "override"),
+    "bad": ("deny", "deferred", "blocked", "unreachable"),
+}
+"""The kinds of badges, each with the verdicts and states that have it; the others are "idle"."""
+
+
+def state_badge(state: str | None) -> Html:
+    """Return the badge for a verdict, or for the state of a host or of a file."""
+    kind = next((kind for kind, states in _STATES.items() if state in states), "idle")
+    return badge(kind, state or "none")
+
+
+# --- tables and cards -------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A row of a table: its cells, and the attributes of its element."""
+
+    cells: tuple[Child, ...]
+    attributes: Html
+
+
+def row(*cells: Child, **others: Attribute) -> Row:
+    """Return a row. The first cell is its header, unless that is empty; numbers are formatted."""
+    return Row(cells, attributes(**others))
 
 
 def table(
     caption: str,
-    heads: Sequence[Child],
-    rows: Iterable[Html],
+    columns: Mapping[str, str],
+    rows: Iterable[Row],
     *,
     empty: Child = None,
     id_: str | None = None,
 ) -> Html:
     """Return a table that can be scrolled horizontally if it is too wide.
 
-    `heads` are cells or texts. `empty` is shown instead of a table without rows; `id_` is the id of
-    the table body.
+    `columns` maps each heading, a text or the result of `head`, to the class of its cells: "num" is
+    for numbers, "url" for long texts, which may break anywhere. `empty` is shown instead of a table
+    without rows; `id_` is the id of the table body.
     """
-    body = list(rows)
+    body = [_row(one, columns.values()) for one in rows]
     if not body and empty is not None:
         return paragraph(empty, class_="empty")
-    cells = [one if isinstance(one, Html) else head(one) for one in heads]
+    heads = [
+        text if isinstance(text, Html) else head(text, class_=kind if kind == "num" else None)
+        for text, kind in columns.items()
+    ]
     return scrolled(
         caption,
-        markup("<table><caption>{}</caption><thead><tr>{}</tr></thead>", caption, cells),
+        markup("<table><caption>{}</caption><thead><tr>{}</tr></thead>", caption, heads),
         markup("<tbody{}>{}</tbody></table>", attributes(id=id_), body),
     )
+
+
+def columns(headings: str) -> dict[str, str]:
+    """Return columns for `table`; "Bytes:num" has the heading "Bytes" and the class "num".
+
+    >>> columns("Name, Bytes:num")
+    {'Name': '', 'Bytes': 'num'}
+    """
+    return {text: kind for text, _, kind in (one.partition(":") for one in headings.split(", "))}
+
+
+def section(
+    title: str, columns: Mapping[str, str], rows: Iterable[Row], *, empty: Child = None
+) -> Html:
+    """Return a table below a heading, see `table`."""
+    return markup("<h2>{}</h2>{}", title, table(title, columns, rows, empty=empty))
+
+
+def _row(one: Row, kinds: Iterable[str]) -> Html:
+    cells: list[Html] = []
+    for kind, child in zip(kinds, one.cells, strict=True):
+        shown = number(child) if isinstance(child, int | float) else child
+        if not cells and child:
+            cells.append(head(shown, scope="row", class_=kind or None))
+        else:
+            cells.append(markup("<td{}>{}</td>", attributes(class_=kind or None), shown))
+    return markup("<tr{}>{}</tr>", one.attributes, cells)
+
+
+def head(child: Child, *, scope: str = "col", **others: Attribute) -> Html:
+    """Return a header cell, of a column or of a row."""
+    return markup("<th{}>{}</th>", attributes(scope=scope, **others), child)
 
 
 def scrolled(label: str, *children: Child) -> Html:
@@ -169,39 +231,33 @@ def scrolled(label: str, *children: Child) -> Html:
     return markup("<div{}>{}</div>", own, children)
 
 
-def head(child: Child, *, scope: str = "col", **others: str | None) -> Html:
-    """Return a header cell, of a column or of a row."""
-    return markup("<th{}>{}</th>", attributes(scope=scope, **others), child)
+def cards(children: Iterable[Html]) -> Html:
+    """Return a section of cards."""
+    return markup('<section class="cards" aria-label="Numbers">{}</section>', children)
 
 
-def num_head(text: str) -> Html:
-    """Return a header cell for a column of numbers."""
-    return head(text, class_="num")
+def card(name: Child, value: float | str | None, *more: Child) -> Html:
+    """Return a card with a number, and smaller texts below it; a long number is in its title."""
+    text, exact = value, value
+    if not isinstance(value, str):
+        text, exact = short_number(value), number(value)
+    return markup(
+        '<div class="card"><h2>{}</h2><p class="value"{}>{}</p><p class="more">{}</p></div>',
+        name,
+        attributes(title=None if text == exact else exact),
+        text,
+        listed(more),
+    )
 
 
-def row_head(child: Child, **others: str | None) -> Html:
-    """Return the header cell of a row."""
-    return head(child, scope="row", **others)
-
-
-def row(*cells: Child, class_: str | None = None, id_: str | None = None) -> Html:
-    """Return a table row; cells that are not `td` or `th` elements become `td`."""
-    made = [one if _is_cell(one) else markup("<td>{}</td>", one) for one in cells]
-    return markup("<tr{}>{}</tr>", attributes(class_=class_, id=id_), made)
-
-
-def _is_cell(one: Child) -> bool:
-    return isinstance(one, Html) and one.startswith(("<td", "<th"))
-
-
-def num(value: Child, **others: str | None) -> Html:
-    """Return a cell with a number, or an empty cell for None."""
-    return markup("<td{}>{}</td>", attributes(class_="num", **others), value)
-
-
-def text_cell(*children: Child) -> Html:
-    """Return a cell with a long text, such as a URL, which may break anywhere."""
-    return markup('<td class="url">{}</td>', children)
+def listed(parts: Iterable[Child]) -> list[Child]:
+    """Return the parts with commas between them, without None. No part is broken between two
+    lines."""
+    whole: list[Child] = []
+    for part in parts:
+        if part is not None:
+            whole += [", " if whole else None, markup('<span class="whole">{}</span>', part)]
+    return whole
 
 
 # --- numbers and times ------------------------------------------------------------------------

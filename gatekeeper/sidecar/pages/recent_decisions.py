@@ -7,19 +7,18 @@ every ten seconds and keeps the samples for an hour.
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf, isnan
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
 
 from gatekeeper.client.wire import Decisions, encode
-from gatekeeper.clock import Clock, SingleTimer, SystemClock
+from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.urls import host_of, make_room
@@ -74,22 +73,7 @@ _ALLOW: Final = Verdict.ALLOW
 
 
 class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A single decision, as one process sends it to another."""
-
-    at: float
-    """Wall time in seconds."""
-    request: str
-    client: str
-    decision: bytes
-    """The decision as JSON. It stays encoded, since few are ever looked at."""
-
-    def decided(self) -> Decision:
-        """Return the decision."""
-        return _decision(self.decision)
-
-
-class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The decisions about a batch, as they are kept and sent to another process."""
+    """The decisions of one response, as they are kept and sent to another process."""
 
     at: float
     """Wall time in seconds."""
@@ -98,30 +82,27 @@ class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     """Number of decisions."""
     body: bytes
-    """The response to the batch. It is decoded when it is read, as few are."""
+    """The decisions as JSON (`Decisions`). It is decoded when it is read, as few are."""
 
     def decided(self) -> list[Decision]:
         """Return the decisions."""
         return list(_decisions(self.body).decisions)
 
 
-_Entry = tuple[int, float, Decision | bytes, str, str]
-"""The fields of a `GivenDecision`. A plain tuple costs a third of a named one. A decision of
-another process stays JSON until it is read."""
-_decision = msgspec.json.Decoder(Decision).decode
 _decisions = msgspec.json.Decoder(Decisions).decode
 
 
+_Entry = GivenDecision | tuple[int, DecisionNote]
+"""A decision of this process, or that of another one with its number."""
+
+
+def _of_note(first: int, note: DecisionNote) -> list[GivenDecision]:
+    decisions = enumerate(note.decided(), first)
+    return [GivenDecision(n, note.at, one, note.request, note.client) for n, one in decisions]
+
+
 def _decoded(entry: _Entry) -> GivenDecision:
-    number, at, decision, request, client = entry
-    if not isinstance(decision, Decision):
-        decision = _decision(decision)
-    return GivenDecision(number, at, decision, request, client)
-
-
-def _of_batch(first: int, batch: BatchNote) -> list[GivenDecision]:
-    decisions = enumerate(batch.decided(), first)
-    return [GivenDecision(n, batch.at, one, batch.request, batch.client) for n, one in decisions]
+    return entry if isinstance(entry, GivenDecision) else _of_note(*entry)[0]
 
 
 class DecisionFeed:
@@ -141,19 +122,19 @@ class DecisionFeed:
         """Decisions since the start."""
         self._ring: deque[_Entry] = deque(maxlen=ring)
         self._append = self._ring.append
-        self._batches: deque[tuple[int, BatchNote]] = deque(maxlen=batches)
+        self._batches: deque[tuple[int, DecisionNote]] = deque(maxlen=batches)
         """Each with the number of its first decision."""
         self._statuses: dict[str, tuple[int, float]] = {}
         self._hosts: LRUCache[str, Counts] = LRUCache(2 * HOSTS)
         self._origins: dict[str, Counts] = {}
         """The totals of the hosts by origin, so that the origin need not be parsed."""
-        self._wall = time.time if type(clock) is SystemClock else clock.wall
+        self._wall = clock.wall
 
     def add(self, decision: Decision, request: str, client: str) -> None:
         """Keep a decision in place of the oldest one, and count it for its host."""
         number = self.count + 1
         self.count = number
-        self._append((number, self._wall(), decision, request, client))
+        self._append(GivenDecision(number, self._wall(), decision, request, client))
         counts = self._origins.get(decision.origin)
         if counts is None:
             counts = self.count_of(decision.origin)
@@ -178,14 +159,15 @@ class DecisionFeed:
         return counts
 
     def add_batch(self, body: bytes, count: int, request: str, client: str) -> None:
-        """Keep the response to a batch of `count` decisions; see `merge_batch`."""
-        self.merge_batch(BatchNote(self._wall(), request, client, count, body))
+        """Keep the response to a batch of `count` decisions, see `merge`."""
+        self.merge(DecisionNote(self._wall(), request, client, count, body))
 
-    def merge_batch(self, batch: BatchNote) -> None:
-        """Keep a batch in place of the oldest one. Its decisions are not counted for their hosts
-        (see `count_of`)."""
-        self._batches.append((self.count + 1, batch))
-        self.count += batch.count
+    def merge(self, note: DecisionNote) -> None:
+        """Keep the decisions of a response in place of the oldest ones. They are not counted for
+        their hosts (see `count_of`)."""
+        kept: deque[Any] = self._ring if note.count == 1 else self._batches
+        kept.append((self.count + 1, note))
+        self.count += note.count
 
     def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
@@ -201,21 +183,18 @@ class DecisionFeed:
         self._origins.clear()
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
-    def take_latest(self, most: int) -> tuple[list[DecisionNote], list[BatchNote]]:
-        """Remove and return the latest `most` single decisions and the latest batches."""
+    def take_latest(self, singles: int, batches: int = _BATCHES) -> list[DecisionNote]:
+        """Remove all decisions, and return the latest: so many single ones, and so many batches."""
         notes = [
-            DecisionNote(at, request, client, one if isinstance(one, bytes) else encode(one))
-            for _, at, one, request, client in list(self._ring)[-most:]
+            DecisionNote(one.at, one.request, one.client, 1, encode(Decisions([one.decision])))
+            if isinstance(one, GivenDecision)
+            else one[1]
+            for one in list(self._ring)[-singles:]
         ]
-        batches = [batch for _, batch in self._batches]
+        notes += [batch for _, batch in self._batches][-batches:]
         self._ring.clear()
         self._batches.clear()
-        return notes, batches
-
-    def merge(self, note: DecisionNote) -> None:
-        """Keep a decision of another process. It is not counted for its host."""
-        self.count += 1
-        self._append((self.count, note.at, note.decision, note.request, note.client))
+        return notes
 
     # --- reading ------------------------------------------------------------------------
 
@@ -230,52 +209,37 @@ class DecisionFeed:
         """Return the last reported status of a page of the host, and its wall time in seconds."""
         return self._statuses.get(host)
 
-    @property
-    def oldest(self) -> int:
-        """The number of the oldest decision that is kept; `count` + 1 if there is none."""
-        first = [self._ring[0][0]] if self._ring else []
-        batch = [self._batches[0][0]] if self._batches else []
-        return min((*first, *batch), default=self.count + 1)
+    def latest(self, after: int = 0, mark: bytes = b"") -> Iterator[GivenDecision]:
+        """Yield the decisions after a number, the latest first; of the batches, those alone whose
+        JSON contains `mark`. Decoding every batch takes 20 ms."""
+        ring = takewhile(lambda entry: entry[0] > after, reversed(self._ring))
+        batched = (
+            one
+            for first, batch in reversed(self._batches)
+            if first + batch.count > after + 1 and mark in batch.body
+            for one in reversed(_of_note(first, batch))
+            if one.number > after
+        )
+        return merge(map(_decoded, ring), batched, key=lambda one: -one.number)
 
     def since(self, number: int, most: int | None = None) -> list[GivenDecision]:
         """Return the latest `most` decisions after a number, oldest first."""
-        most = _RING + _BATCHES * 1000 if most is None else most
-        singles: list[GivenDecision] = []
-        for one in reversed(self._ring):
-            if one[0] <= number or len(singles) >= most:
-                break
-            singles.append(_decoded(one))
-        batched: list[GivenDecision] = []
-        for first, batch in reversed(self._batches):
-            if first + batch.count - 1 <= number or len(batched) >= most:
-                break
-            batched += (one for one in reversed(_of_batch(first, batch)) if one.number > number)
-        together = merge(singles, batched, key=lambda one: -one.number)
-        return list(islice(together, most))[::-1]
+        return list(islice(self.latest(number), most))[::-1]
 
     def find(self, decision_id: str) -> GivenDecision | None:
         """Return the decision with an id, or None if it is no longer kept."""
-        for one in map(_decoded, reversed(self._ring)):
-            if one.decision.id == decision_id:
-                return one
-        mark = b'"id":%b' % encode(decision_id)
-        batches = (entry for entry in reversed(self._batches) if mark in entry[1].body)
-        found = (one for entry in batches for one in _of_batch(*entry))
-        return next((one for one in found if one.decision.id == decision_id), None)
+        kept = self.latest(mark=b'"id":%b' % encode(decision_id))
+        return next((one for one in kept if one.decision.id == decision_id), None)
 
     def urls_of(self, origin: str, most: int) -> list[str]:
         """Return up to `most` different URLs of an origin, the most recently asked about first."""
         found: dict[str, None] = {}
-        for one in map(_decoded, reversed(self._ring)):
+        for one in self.latest(mark=b'"origin":%b' % encode(origin)):
             if one.decision.origin == origin:
                 found[one.decision.url] = None
-        mark = b'"origin":%b' % encode(origin)
-        for first, batch in reversed(self._batches):
-            if len(found) < most and mark in batch.body:
-                for one in _of_batch(first, batch):
-                    if one.decision.origin == origin:
-                        found[one.decision.url] = None
-        return list(islice(found, most))
+                if len(found) == most:
+                    break
+        return list(found)
 
 
 # --- the last hour ---------------------------------------------------------------------------
@@ -331,16 +295,14 @@ class Series:
         self.points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
         """The wall time in seconds and the values of each sample."""
         self._timer = SingleTimer(clock, self.sample)
-        self._due = 0.0
-        self._before: Mapping[str, float] = {}
+        self._before: Counter[str] = Counter()
         self._waits: list[int] = []
 
     def start(self) -> None:
         """Take a sample every `STEP` seconds from now on. Idempotent."""
         if self._timer.when == inf:
-            self._before, self._waits = self._totals(), self._queue_wait.counts()
-            self._due = self._clock.monotonic() + STEP
-            self._timer.set(self._due)
+            self._before, self._waits = totals_of(self._gate.stats()), self._queue_wait.counts()
+            self._timer.set(self._clock.monotonic() + STEP)
 
     def close(self) -> None:
         """Stop sampling. Idempotent."""
@@ -358,12 +320,11 @@ class Series:
 
     def sample(self) -> None:
         """Add a point now, as every ten seconds."""
-        self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
-        self._timer.set(self._due)
-        totals, waits = self._totals(), self._queue_wait.counts()
+        self._timer.set(self._clock.monotonic() + STEP)
+        totals, waits = totals_of(self._gate.stats()), self._queue_wait.counts()
         values: dict[str, float | None] = {}
         for name, total in totals.items():
-            increase = float(total - self._before.get(name, 0.0))
+            increase = float(total - self._before[name])
             values[name] = increase if name.startswith("robots") else increase / STEP
         increases = [new - old for new, old in zip(waits, self._waits, strict=True)]
         for name, share in (("wait_p50", 0.5), ("wait_p95", 0.95)):
@@ -375,21 +336,17 @@ class Series:
         self._before, self._waits = totals, waits
         self._on_sample()
 
-    def _totals(self) -> dict[str, float]:
-        stats = self._gate.stats()
-        totals = dict.fromkeys(("allow", "deny", "defer"), 0.0)
-        for (verdict, _), count in stats.decisions.items():
-            totals[verdict.value] += count
-        good, failed = retrievals(stats)
-        return {**totals, "robots_ok": good, "robots_failed": failed}
 
+def totals_of(stats: GateStats) -> Counter[str]:
+    """Return what was counted since the start.
 
-def retrievals(stats: GateStats) -> tuple[int, int]:
-    """Count robots.txt retrievals: those with a file or a definite absence, and the failed ones."""
-    good = failed = 0
+    allow, deny, defer: decisions. robots_ok, robots_failed: robots.txt retrievals, those that gave
+    a file or a definite absence, and the others.
+    """
+    totals = Counter(dict.fromkeys(NAMES[:5], 0))
+    for (verdict, _), count in stats.decisions.items():
+        totals[verdict.value] += count
     for name, count in stats.directory.outcomes.items():
-        if Outcome.named(name).good or name == Outcome.NOT_MODIFIED.row.name:
-            good += count
-        else:
-            failed += count
-    return good, failed
+        good = Outcome.named(name).good or name == Outcome.NOT_MODIFIED.row.name
+        totals["robots_ok" if good else "robots_failed"] += count
+    return totals

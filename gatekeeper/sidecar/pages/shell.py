@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from gatekeeper.clock import Clock
-from gatekeeper.sidecar.pages.html import Child, Html, attributes, badge, hidden, markup
+from gatekeeper.sidecar.pages.html import Child, Html, attributes, hidden, link, markup
 from gatekeeper.sidecar.routing import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.security import Admission, Token
 from gatekeeper.urls import make_room
@@ -157,16 +157,17 @@ ASSETS: Final = {
     "vendor/uPlot.iife.min.js": "text/javascript",
     "vendor/uPlot.min.css": "text/css",
 }
-_PAGES: Final = (
-    ("Overview", ""),
-    ("Hosts", "hosts"),
-    ("Explain", "explain"),
-    ("Waiting", "waiting"),
-    ("Live", "live"),
-    ("History", "history"),
-    ("Audit", "audit"),
-    ("Config", "config"),
-)
+_PAGES: Final = {
+    "Overview": "",
+    "Hosts": "hosts",
+    "Explain": "explain",
+    "Waiting": "waiting",
+    "Live": "live",
+    "History": "history",
+    "Audit": "audit",
+    "Config": "config",
+}
+"""The pages of the navigation, with their paths below `/ui/`."""
 
 
 @cache
@@ -188,29 +189,49 @@ class Page(NamedTuple):
     """One page: its content and how to display it."""
 
     title: str
-    path: str
-    """The path below `/ui/`, such as "hosts/a.example"."""
     body: Child
     refresh: float | None = None
     """Seconds after which the page reloads itself; None: never."""
-    scripts: tuple[str, ...] = ()
-    styles: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """The scripts and stylesheets that it has beside those of all pages."""
     status: int = 200
 
-    @property
-    def root(self) -> str:
-        """The relative URL of `/ui/` from this page."""
-        return "../" * self.path.count("/") or "./"
+
+def root_of(path: str) -> str:
+    """Return the relative URL of `/ui/` from a page; `path` is that of the page below `/ui/`."""
+    return "../" * path.count("/") or "./"
 
 
 def page_response(
-    page: Page, visitor: Visitor | None, *, state: str, ready: bool, audit: bool = False
+    page: Page, path: str, visitor: Visitor | None, *, state: Html, audit: bool
 ) -> web.Response:
-    """Return the response with a page; `state` and `ready` are those of the service. `audit`: it
-    has an audit record."""
-    links = [(text, path) for text, path in _PAGES if audit or path != "audit"]
+    """Return the response with a page; `path` is its path below `/ui/`, `state` the badge of the
+    service. `audit`: it has an audit record."""
+    root = root_of(path)
+    static = f"{root}static/{assets_hash()}/"
+    head = [markup('<link rel="icon" href="{}icon.svg">', static)]
+    for one in ("app.css", "app.js", *page.files):
+        if one.endswith(".css"):
+            head.append(markup('<link rel="stylesheet" href="{}{}">', static, one))
+            continue
+        vendored = one.startswith("vendor")
+        own = attributes(src=static + one, type=None if vendored else "module", defer=vendored)
+        head.append(markup("<script{}></script>", own))
+    body = markup(
+        '<a href="#main" class="skip">Skip to the content</a>'
+        '<header><span class="brand">gatekeeper</span>{}{}</header>'
+        '<p id="stale" role="status" class="stale" hidden></p>'
+        '<main id="main" tabindex="-1"><h1>{}</h1>{}</main>',
+        state,
+        visitor and _navigation(path, visitor, audit),
+        page.title,
+        page.body,
+    )
+    data = attributes(
+        data_root=root, data_refresh=page.refresh, data_form=visitor.form if visitor else None
+    )
     return web.Response(
-        text=_document(page, visitor, state, ready, links),
+        text=document(f"{page.title} - gatekeeper", head, body, data),
         status=page.status,
         content_type="text/html",
         charset="utf-8",
@@ -218,53 +239,30 @@ def page_response(
     )
 
 
-def _document(
-    page: Page, visitor: Visitor | None, state: str, ready: bool, links: list[tuple[str, str]]
-) -> Html:
-    static = f"{page.root}static/{assets_hash()}/"
-    styles = [
-        markup('<link rel="stylesheet" href="{}{}">', static, one)
-        for one in ("app.css", *page.styles)
-    ]
-    scripts = []
-    for one in ("app.js", *page.scripts):
-        vendored = one.startswith("vendor")
-        own = attributes(src=static + one, type=None if vendored else "module", defer=vendored)
-        scripts.append(markup("<script{}></script>", own))
-    data = attributes(
-        data_root=page.root,
-        data_refresh=page.refresh,
-        data_form=visitor.form if visitor is not None else None,
-    )
+def document(title: str, head: Child, body: Child, body_attributes: Html | None = None) -> Html:
+    """Return an HTML document."""
     return markup(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><title>{} - gatekeeper</title>'
-        '<link rel="icon" href="{}icon.svg">{}{}</head>'
-        '<body{}><a href="#main" class="skip">Skip to the content</a>{}'
-        '<p id="stale" role="status" class="stale" hidden></p>'
-        '<main id="main" tabindex="-1"><h1>{}</h1>{}</main></body></html>',
-        page.title,
-        static,
-        styles,
-        scripts,
-        data,
-        _header(page, visitor, state, ready, links),
-        page.title,
-        page.body,
+        '<meta name="color-scheme" content="light dark"><title>{}</title>{}</head>'
+        "<body{}>{}</body></html>",
+        title,
+        head,
+        body_attributes,
+        body,
     )
 
 
-def _header(
-    page: Page, visitor: Visitor | None, state: str, ready: bool, links: list[tuple[str, str]]
-) -> Html:
-    root, here = page.root, page.path.partition("/")[0].partition("?")[0]
-    items = []
-    for text, path in links:
-        own = attributes(href=root + path, aria_current="page" if path == here else None)
-        items.append(markup("<li><a{}>{}</a></li>", own, text))
+def _navigation(path: str, visitor: Visitor, audit: bool) -> list[Html | None]:
+    """Return the links to the pages, and the form to sign out."""
+    root, here = root_of(path), path.partition("/")[0]
+    items = [
+        markup("<li>{}</li>", link(root + at, text, aria_current="page" if at == here else None))
+        for text, at in _PAGES.items()
+        if audit or at != "audit"
+    ]
     out = None
-    if visitor is not None and visitor.cookie is not None:
+    if visitor.cookie is not None:
         out = markup(
             '<form method="post" action="{}sign-out">{}<button class="quiet">Sign out {}</button>'
             "</form>",
@@ -272,9 +270,4 @@ def _header(
             hidden("form", visitor.form),
             visitor.name,
         )
-    return markup(
-        '<header><span class="brand">gatekeeper</span>{}{}{}</header>',
-        badge("ok" if ready else "bad", state, id_="state"),
-        visitor and markup('<nav aria-label="Pages"><ul>{}</ul></nav>', items),
-        out,
-    )
+    return [markup('<nav aria-label="Pages"><ul>{}</ul></nav>', items), out]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,10 +13,9 @@ import msgspec
 
 from gatekeeper.client.wire import HostBody
 from gatekeeper.clock import UtcTime, utc
-from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.pacing.waiters import HELD_UP
+from gatekeeper.pacing.waiters import HELD_UP, STATES
 from gatekeeper.sidecar.pages.host_index import MAX_NAMED, HostIndex, HostOrder, HostStates
 from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed, Series
 
@@ -134,8 +133,7 @@ class OperatorState:
         self.clock = clock
         self.started: float = self.clock.wall()
         self.feed = feed
-        self._hosts: HostIndex | None = None
-        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self._update_hosts)
+        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self._follow)
         self.streams: Counter[str] = Counter()
         """Open streams of events by client."""
         self.events_sent = 0
@@ -144,27 +142,24 @@ class OperatorState:
     def start(self) -> None:
         """Start to sample the counters every ten seconds. Idempotent."""
         self.series.start()
-        self._update_hosts()
+        self._follow()
 
     async def close(self) -> None:
         """Stop the timer and the background tasks. Idempotent."""
         self.series.close()
-        if self._hosts is not None:
-            await self._hosts.close()
+        if "hosts" in vars(self):
+            await self.hosts.close()
 
-    def _update_hosts(self) -> None:
+    def _follow(self) -> None:
         self.hosts.follow()
 
-    @property
-    def hosts(self) -> HostIndex:
-        """The index of the hosts in memory."""
-        if self._hosts is None:
-            scopes, changes = self._parts.scheduler.watch()
-            state_of = self.holdups.state
-            self._hosts = HostIndex(scopes, changes, self.clock, state_of, shared=SHARED_PREFIXES)
-        return self._hosts
-
     # --- hosts --------------------------------------------------------------------------
+
+    @cached_property
+    def hosts(self) -> HostIndex:
+        """The index of the hosts in memory. A worker process has none."""
+        scopes, changes = self._parts.scheduler.watch()
+        return HostIndex(scopes, changes, self.clock, self.holdups.state, shared=SHARED_PREFIXES)
 
     @property
     def holdups(self) -> HostHoldups:
@@ -179,10 +174,9 @@ class OperatorState:
         """Return the sort order with a name; None for "host", the order by name."""
         if name == "host":
             return None
-        if name == "state":
-            return self.hosts.by_state
         counts, last, waiting = self.feed.counts, self.feed.last_status, self.waiting_by_host()
         keys: dict[str, Callable[[Scope, float], float]] = {
+            "state": lambda scope, now: STATES.index(self.holdups.state(scope, now)),
             "next": lambda scope, now: self.holdups.due(scope, now) - now,
             "interval": lambda scope, _now: scope.interval,
             "in_flight": lambda scope, _now: scope.in_flight,
@@ -212,15 +206,13 @@ class OperatorState:
 
     def waiting_by_host(self) -> Counter[str]:
         """Return the number of requests that wait for a lease of each host."""
-        waiters = self._leases.waiters
-        return Counter(waiter.host for waiter in waiters) if len(waiters) else Counter()
+        return Counter(waiter.host for waiter in self._leases.waiters)
 
     def origins(self, host: str) -> list[str]:
         """Return the known origins of a host, https first."""
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
-        recall = self._parts.directory.recall
-        found = [one for one in usual if recall(one) is not None]
+        found = [one for one in usual if self._parts.directory.recall(one) is not None]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
@@ -306,14 +298,15 @@ def host_body(
     scope, record = state.scope(host), state.record(host)
     file: dict[str, Any] = {}
     if record is not None:
-        standing = record.standing(Moment(now, wall))
+        standing = record.standing(clock)
         file = {
             "robots": standing.state.value,
             "robots_status": standing.status,
             "robots_fetched_at": utc(standing.fetched_at),
             "robots_expires_at": utc(standing.expires_at),
         }
-    last, counts = state.feed.last_status(host), state.feed.counts(host)
+    counts = state.feed.counts(host)
+    last_status, last_at = state.feed.last_status(host) or (None, None)
     return HostBody(
         host=host,
         state=status.state,
@@ -325,8 +318,8 @@ def host_body(
         in_flight=scope.in_flight if scope is not None else 0,
         waiting=waiting,
         **file,
-        last_status=last[0] if last is not None else None,
-        last_status_at=utc(last[1]) if last is not None else None,
+        last_status=last_status,
+        last_status_at=None if last_at is None else utc(last_at),
         allowed=counts.allow,
         denied=counts.deny,
         deferred=counts.defer,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
@@ -18,17 +17,17 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
-from gatekeeper.decision import Decision, Reason
+from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.sidecar.lease_requests import full
 from gatekeeper.sidecar.logs import DecisionEvent
-from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, retrievals
+from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, totals_of
 from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
 from gatekeeper.sidecar.reload import needs_restart
 from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Route, json_response
 
 if TYPE_CHECKING:
-    from gatekeeper.gate.parts import FoundLine, GateAudit
+    from gatekeeper.gate.parts import FoundLine
     from gatekeeper.sidecar.service import Service
 
 TICK: Final = 0.1
@@ -64,15 +63,13 @@ async def overview_of(service: Service) -> Overview:
     state, clock = service.operators, service.clock
     now = clock.monotonic()
     stats = service.gate.stats()
-    decisions: Counter[str] = Counter({"allow": 0, "deny": 0, "defer": 0})
-    for (verdict, _), count in stats.decisions.items():
-        decisions[verdict.value] += count
+    totals = totals_of(stats)
+    decisions = {verdict.value: totals[verdict.value] for verdict in Verdict}
     total = sum(decisions.values())
     fetches = stats.directory.fetches
     states, held_up = await state.states()
     held, waiters = list(service.leases), service.leases.waiters
     oldest = min(waiters, key=lambda one: one.since, default=None)
-    good, failed = retrievals(stats)
     metrics = service.metrics
     return Overview(
         state=service.phase if service.ready or service.phase != "serving" else service.unready,
@@ -81,11 +78,11 @@ async def overview_of(service: Service) -> Overview:
         version=service.version,
         started_at=utc(state.started),
         now=utc(clock.wall()),
-        decisions=dict(decisions),
+        decisions=decisions,
         rates=state.series.rates(),
         robots=stats.directory.outcomes,
-        robots_ok=good,
-        robots_failed=failed,
+        robots_ok=totals["robots_ok"],
+        robots_failed=totals["robots_failed"],
         waiting=len(waiters),
         oldest_wait=None if oldest is None else now - oldest.since,
         oldest_wait_host=None if oldest is None else oldest.host,
@@ -111,8 +108,8 @@ class LeaseQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The query of `GET /v1/leases`."""
 
     state: Literal["any", "held", "waiting"] = "any"
-    client: Annotated[str, msgspec.Meta(max_length=253)] | None = None
-    """The exact name of a client."""
+    client: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    """The exact name of the client; empty: any."""
     host: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """A substring of the host."""
 
@@ -141,22 +138,19 @@ def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) 
 
     Views are made for those on the page only.
     """
-    total, first = 0, query.first
-    shown: list[LeaseView] = []
     host = query.host.lower()
-    for found in service.operators.leases(query.state):
-        if host not in found.host or (query.client is not None and found.client != query.client):
-            continue
-        if name is not None and found.host != name:
-            continue
-        if first <= total < first + query.per_page:
-            shown.append(found.view())
-        total += 1
+    found = [
+        one
+        for one in service.operators.leases(query.state)
+        if host in one.host
+        and query.client in ("", one.client)
+        and (name is None or one.host == name)
+    ]
     return LeaseList(
-        leases=shown,
-        total=total,
+        leases=[one.view() for one in found[query.first : query.first + query.per_page]],
+        total=len(found),
         page=query.page,
-        pages=query.pages(total),
+        pages=query.pages(len(found)),
         held=len(service.leases),
         waiting=len(service.leases.waiters),
     )
@@ -218,8 +212,13 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
     audit = service.gate.parts.audit
     if audit is None:
         raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
-    if _DECISION_ID.fullmatch(wanted) and (line := await _recorded(audit, wanted)) is not None:
-        return json_response(_from_record(line))
+    if _DECISION_ID.fullmatch(wanted):
+        try:
+            line = await audit.find(wanted)
+        except (OSError, ValueError) as error:
+            raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
+        if line is not None:
+            return json_response(_from_record(line))
     where = f"gatekeeper audit show {service.config.audit.folder} {wanted[:64]}"
     raise Problem(
         404,
@@ -227,13 +226,6 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
         "no such decision among the latest, nor in the two latest segments of the audit record; "
         f"search all of them: {where}",
     )
-
-
-async def _recorded(audit: GateAudit, decision: str) -> FoundLine | None:
-    try:
-        return await audit.find(decision)
-    except (OSError, ValueError) as error:
-        raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
 
 
 def _from_record(found: FoundLine) -> PastDecision:
@@ -256,13 +248,9 @@ def _from_record(found: FoundLine) -> PastDecision:
         client="",
         request="",
         decision=msgspec.convert(decision, Decision),
-        audit=RecordedLine(
-            chain=found.chain,
-            segment=found.segment,
-            n=line["n"],
-            kind=line["kind"],
-            line=line.get("line"),
-            text=line.get("text"),
+        audit=msgspec.convert(
+            {"line": None, "text": None, **line, "chain": found.chain, "segment": found.segment},
+            RecordedLine,
         ),
     )
 
@@ -386,26 +374,19 @@ class _EventStream:
     """The position of one stream in the decisions, and the number of decisions it missed."""
 
     def __init__(self, service: Service, query: EventQuery, last: str) -> None:
-        self._state = service.operators
-        self._feed = service.operators.feed
-        self._clock = service.clock
-        self._query = query
+        self._operators, self._clock, self._query = service.operators, service.clock, query
         self._dropped = 0
-        self._sent_at = 0.0
-        self._read_at = service.clock.monotonic()
-        self.restarted = False
-        """True if the last event that the client has seen is of an earlier process."""
+        self._sent_at = self._read_at = service.clock.monotonic()
+        feed = service.operators.feed
         prefix, _, number = last.partition("-")
-        count = self._feed.count
-        self._cursor = count
-        if last and prefix == _PREFIX and number.isdecimal() and int(number) <= count:
-            self._cursor = int(number)
-        elif last:
-            self.restarted = True
-        elif query.latest:
-            wanted = (one for one in reversed(self._feed.since(0)) if query.wants(one))
-            earlier = list(islice(wanted, query.latest))
-            self._cursor = earlier[-1].number - 1 if earlier else count
+        known = prefix == _PREFIX and number.isdecimal() and int(number) <= feed.count
+        self.restarted: bool = bool(last) and not known
+        """True if the last event that the client has seen is of an earlier process."""
+        self._cursor = int(number) if known else feed.count
+        if not last:
+            earlier = list(islice(filter(query.wants, feed.latest()), query.latest))
+            if earlier:
+                self._cursor = earlier[-1].number - 1
 
     def opening(self) -> bytes:
         """Return the first event, with the position at which the stream starts."""
@@ -416,7 +397,7 @@ class _EventStream:
 
     def read(self) -> bytes:
         """Return the events to send now; empty if there are none."""
-        feed, query = self._feed, self._query
+        feed, query = self._operators.feed, self._query
         before, count, now = self._cursor, feed.count, self._clock.monotonic()
         # If the loop is busy, reads are further apart; each may then send up to four times as much.
         most = int(MAX_EVENTS * min(max(1.0, (now - self._read_at) / TICK), 4.0))
@@ -425,7 +406,6 @@ class _EventStream:
         if count > before:
             self._cursor = count
             seen = feed.since(before, _MAX_SEARCHED if query.narrow else most)
-            seen = [one for one in seen if one.number <= count]
             wanted = [one for one in seen if query.wants(one)] if query.narrow else seen
             missed = count - before - len(seen) + max(0, len(wanted) - most)
             if missed > 0:
@@ -433,7 +413,7 @@ class _EventStream:
                 data = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % data)
             parts += map(_encode, wanted[-most:])
-            self._state.events_sent += len(wanted[-most:])
+            self._operators.events_sent += len(wanted[-most:])
         if parts:
             self._sent_at = now
         elif now - self._sent_at >= _HEARTBEAT:
@@ -498,8 +478,11 @@ def config_body(service: Service) -> ConfigBody:
     return ConfigBody(settings)
 
 
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
 def masked(value: Any) -> Any:
-    """Return the value with the credentials and queries of all URLs in it masked.
+    """Return the value with the credentials, queries and fragments of all URLs in it masked.
 
     >>> masked(["redis://me:secret@db:6379/0", 5])
     ['redis://***@db:6379/0', 5]
@@ -508,15 +491,8 @@ def masked(value: Any) -> Any:
         return {name: masked(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [masked(one) for one in value]
-    if isinstance(value, str) and "://" in value:
-        scheme, _, rest = value.partition("://")
-        authority, slash, path = rest.partition("/")
-        if "@" in path.partition("?")[0] and ":" in authority:
-            authority, path = "***@", path.rpartition("@")[2]  # a password with a slash in it
-        path = path.partition("?")[0] + ("?***" if "?" in path else "")
-        if "@" in authority:
-            authority = "***@" + authority.rpartition("@")[2]
-        return f"{scheme}://{authority}{slash}{path}"
+    if isinstance(value, str) and _URL.match(value):
+        return urls.mask(value, query=False, limit=2000)
     return value
 
 

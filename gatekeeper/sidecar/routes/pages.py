@@ -20,7 +20,6 @@ from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
 from gatekeeper.sidecar.routes import check, operators
 from gatekeeper.sidecar.routes import hosts as host_routes
 from gatekeeper.sidecar.routing import (
-    BODY_TIMEOUT,
     CHECK,
     CRAWL_OR_ADMIN,
     Call,
@@ -30,7 +29,7 @@ from gatekeeper.sidecar.routing import (
     Role,
     Route,
     convert,
-    read_query,
+    read_octets,
 )
 
 if TYPE_CHECKING:
@@ -39,45 +38,59 @@ if TYPE_CHECKING:
 
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
+_SIGN_IN: Final = "sign-in"
+"""The kind of the problem that a visitor has to sign in."""
 _MAX_COMPARED: Final = 500
 """Maximum URLs whose verdicts are compared between two versions."""
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
-Answer = Callable[["Service", Call, Visitor], Awaitable[web.Response]]
+Answer = Callable[["Service", Call, Visitor], Awaitable[web.StreamResponse]]
 Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[None]]
 
 
 # --- access -----------------------------------------------------------------------------------
 
 
+def _visitor(service: Service, call: Call, needs: frozenset[Role]) -> Visitor:
+    """Return the visitor, who has one of the roles. Raises Problem 401 or 403."""
+    visitor = service.sessions.visitor(call.request, service.admission)
+    if visitor is None:
+        raise Problem(401, _SIGN_IN, "sign in first")
+    if visitor.roles.isdisjoint(needs):
+        roles = " or ".join(sorted(needs))
+        raise Problem(403, "role", f"{visitor.name} may not see this page: it needs {roles}")
+    return visitor
+
+
 def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler[Service]:
-    """Return a handler for visitors with one of the roles; others are sent to the sign-in page."""
+    """Return a handler for visitors with one of the roles."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        visitor = service.sessions.visitor(call.request, service.admission)
-        if visitor is None:
-            return _to_sign_in(call)
-        _require_role(visitor, needs)
+        visitor = _visitor(service, call, needs)
+        call.admit(lambda: _visitor(service, call, needs).name)
         service.clients.enter(visitor.name)
         try:
             return await answer(service, call, visitor)
         finally:
             service.clients.leave(visitor.name)
 
-    return _with_problem_pages(handle)
+    return handle
 
 
 def _with_problem_pages(handler: Handler[Service]) -> Handler[Service]:
-    """Return the handler with a page for people in place of a problem document."""
+    """Return the handler with a page for people in place of a problem document; those who are not
+    signed in are sent to the sign-in page."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         try:
             return await handler(service, call)
-        except Problem as problem:
-            return _respond(service, call, _problem_page(call, problem), None)
+        except Problem as raised:
+            problem = raised
         except GatekeeperError as error:
-            page = _problem_page(call, Problem(400, "bad-request", str(error)))
-            return _respond(service, call, page, None)
+            problem = Problem(400, "bad-request", str(error))
+        if problem.kind == _SIGN_IN:
+            return _to_sign_in(call)
+        return _respond(service, call, _problem_page(call, problem), None)
 
     return handle
 
@@ -88,7 +101,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler[Service]:
     async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
         return _respond(service, call, await build(service, call, visitor), visitor)
 
-    return _for_visitors(show, needs)
+    return _with_problem_pages(_for_visitors(show, needs))
 
 
 def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler[Service]:
@@ -101,13 +114,7 @@ def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler[
         where = then.format(host=quote(call.params.get("host", ""), safe=""))
         return web.Response(status=303, headers={**HEADERS, "Location": where})
 
-    return _for_visitors(do, needs)
-
-
-def _require_role(visitor: Visitor, needs: frozenset[Role]) -> None:
-    if visitor.roles.isdisjoint(needs):
-        roles = " or ".join(sorted(needs))
-        raise Problem(403, "role", f"{visitor.name} may not see this page: it needs {roles}")
+    return _with_problem_pages(_for_visitors(do, needs))
 
 
 def _path(call: Call) -> str:
@@ -115,23 +122,21 @@ def _path(call: Call) -> str:
     return call.request.raw_path.partition("?")[0].removeprefix("/ui").removeprefix("/")
 
 
-def _root(call: Call) -> str:
-    return "../" * _path(call).count("/") or "./"
-
-
 def _to_sign_in(call: Call) -> web.Response:
     wanted = call.request.raw_path.removeprefix("/ui/") if call.request.method == "GET" else ""
-    where = f"{_root(call)}sign-in?next={quote(wanted, safe='')}"
+    where = f"{shell.root_of(_path(call))}sign-in?next={quote(wanted, safe='')}"
     return web.Response(status=303, headers={**HEADERS, "Location": where})
 
 
 def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
+    path = _path(call)
     state = service.phase if service.ready or service.phase != "serving" else "not ready"
+    shown = badge("ok" if service.ready else "bad", state, id_="state")
     audit = service.gate.parts.audit is not None
-    response = shell.page_response(page, visitor, state=state, ready=service.ready, audit=audit)
+    response = shell.page_response(page, path, visitor, state=shown, audit=audit)
     # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
     # pages would exist in addition to the session's own, and outlive the sign-out.
-    if visitor is not None and visitor.cookie is not None and "/" not in _path(call):
+    if visitor is not None and visitor.cookie is not None and "/" not in path:
         shell.set_cookie(response, visitor.cookie, secure=visitor.secure or call.request.secure)
     return response
 
@@ -140,24 +145,16 @@ def _problem_page(call: Call, problem: Problem) -> Page:
     """Return the page for an error."""
     body = [
         paragraph(badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
-        markup("<p>{}</p>", link(_root(call), "To the overview")),
+        markup("<p>{}</p>", link(shell.root_of(_path(call)), "To the overview")),
     ]
-    return Page("The request failed", _path(call), body, status=problem.status)
+    return Page("The request failed", body, status=problem.status)
 
 
 async def _read_form(request: web.BaseRequest) -> dict[str, str]:
-    """Read the fields of a form. Raises Problem 408, 413 or 415."""
+    """Read the fields of a form. Raises Problem 400, 408, 413 or 415."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise Problem(415, "media-type", "a form is expected")
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):  # T9: nobody is authenticated at the sign-in
-            while len(body) <= _MAX_FORM and (more := await request.content.read(_MAX_FORM)):
-                body += more
-    except TimeoutError:
-        raise Problem(408, "too-slow", f"the form took over {BODY_TIMEOUT:g} s") from None
-    if len(body) > _MAX_FORM:
-        raise Problem(413, "too-large", f"a form may have {_MAX_FORM} bytes at most")
+    body = await read_octets(request, _MAX_FORM)  # T9: nobody is authenticated at the sign-in
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
@@ -177,7 +174,7 @@ def _sign_in(wanted: str, wrong: str | None) -> Page:
         hidden("next", wanted),
     )
     body = [alert, form, paragraph(said, "last page.")]
-    return Page("Sign in", "sign-in", body, status=401 if wrong else 200)
+    return Page("Sign in", body, status=401 if wrong else 200)
 
 
 async def sign_in(service: Service, call: Call) -> web.StreamResponse:
@@ -251,22 +248,20 @@ class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/explain`"""
     query = call.parameters(ExplainQuery)
-    result, problem, group = None, None, set[int]()
+    result, answer = None, None
     if query.url:
         question = check.CheckQuery(query.url, query.user_agent or None)
-        call.client = visitor.name
         try:
             result = await check.explanation(service, question, call)
-            group = await asyncio.to_thread(decision_pages.group_lines, service, result)
+            answer = await asyncio.to_thread(decision_pages.decision_section, service, result)
         except GatekeeperError as error:
-            problem = str(error)
-    return decision_pages.explain_page(service, query.url, query.user_agent, result, problem, group)
+            answer = paragraph(badge("bad", "Invalid question"), " ", str(error), class_="lead")
+    return decision_pages.explain_page(service, query.url, query.user_agent, result, answer)
 
 
 async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/waiting`"""
-    text = "&".join(pair for pair in call.query.split("&") if pair != "client=")
-    query = read_query(text, operators.LeaseQuery)
+    query = call.parameters(operators.LeaseQuery)
     return status_pages.waiting_page(service, query, operators.lease_list(service, query), visitor)
 
 
@@ -345,34 +340,19 @@ async def config(service: Service, call: Call, visitor: Visitor) -> Page:
 
 
 def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]:
-    """Return an API handler for visitors who are signed in; others get 401."""
+    """Return an API handler for visitors who are signed in."""
 
-    async def handle(service: Service, call: Call) -> web.StreamResponse:
-        request = call.request
+    async def answer(service: Service, call: Call, visitor: Visitor) -> web.StreamResponse:
+        return await handler(service, call)
 
-        def ask() -> str:
-            visitor = service.sessions.visitor(request, service.admission)
-            if visitor is None:
-                raise Problem(401, "unauthorized", "sign in first")
-            _require_role(visitor, needs)
-            return visitor.name
-
-        call.admit(ask)
-        service.clients.enter(call.client)
-        try:
-            return await handler(service, call)
-        finally:
-            service.clients.leave(call.client)
-
-    return handle
+    return _for_visitors(answer, needs)
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The explanation for an edited text, as a fragment of a page."""
     asked = await call.body(check.WhatIf)
     explained = await asyncio.to_thread(check.what_if_explanation, service, asked)
-    group = await asyncio.to_thread(decision_pages.group_lines, service, explained)
-    text = decision_pages.decision_section(service, explained, group)
+    text = await asyncio.to_thread(decision_pages.decision_section, service, explained)
     return web.Response(text=text, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 
@@ -408,19 +388,14 @@ async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str
 # --- files and routes -------------------------------------------------------------------------
 
 
-def _asset(name: str) -> Handler[Service]:
-    async def handle(service: Service, call: Call) -> web.StreamResponse:
-        if call.params["hash"] != shell.assets_hash():
-            raise Problem(404, "not-found", "this file has another URL now")
-        headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-        return web.Response(
-            body=shell.asset(name),
-            content_type=shell.ASSETS[name],
-            charset="utf-8",
-            headers=headers,
-        )
-
-    return handle
+async def static_file(service: Service, call: Call) -> web.StreamResponse:
+    """A script, a stylesheet or an image, below the hash of all of them."""
+    digest, _, name = call.params["rest"].partition("/")
+    if digest != shell.assets_hash() or name not in shell.ASSETS:
+        raise Problem(404, "not-found", "there is no such file, or it has another URL now")
+    headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    body, kind = shell.asset(name), shell.ASSETS[name]
+    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
 
 async def add_slash(service: Service, call: Call) -> web.StreamResponse:
@@ -455,5 +430,5 @@ ROUTES = (
     _public("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
     _public("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
     _public("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN, "../../waiting?state=held")),
-    *(_public("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in shell.ASSETS),
+    _public("GET", "/ui/static/{rest*}", static_file),
 )

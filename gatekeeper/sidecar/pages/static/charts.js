@@ -4,6 +4,20 @@ import { tellStale } from "./app.js";
 
 const root = document.body.dataset.root;
 const section = document.getElementById("charts");
+// Titles, names in the legend, and the values of the series with their labels.
+const SHOWN = [
+  ["Decisions per second", "Decisions", { allow: "allow", deny: "deny", defer: "defer" }],
+  ["Wait for a lease, seconds", "Wait", { wait_p50: "median", wait_p95: "95th percentile" }],
+  ["robots.txt fetches per 10 s", "Fetches", { robots_ok: "successful", robots_failed: "failed" }],
+];
+const value = ([name, label]) =>
+  `<span class="whole"><i class="line"></i> ${label} <b data-value="${name}">-</b></span> `;
+const legend = SHOWN.map(([, short, series]) => `<p>${short}: ${Object.entries(series).map(value).join("")}</p>`);
+const figures = SHOWN.map(([title]) => `<figure><figcaption>${title}</figcaption>
+  <div class="chart" role="img" tabindex="0" aria-label="${title}: see the table below"></div></figure>`);
+section.innerHTML = `<h2>The last hour</h2>
+  <div class="legend"><p><time id="moment">No values yet</time></p>${legend.join("")}</div>
+  <div class="charts">${figures.join("")}</div>`;
 const moment = document.getElementById("moment");
 const HUES = ["--one", "--two", "--three"];
 const DASHES = [[], [8, 4], [2, 3]];
