@@ -215,29 +215,39 @@ def _parser(
 def _add_common(parser: argparse.ArgumentParser) -> None:
     """Add --config, --user-agent, --allow-address and --json."""
     group = parser.add_argument_group("common options")
-    group.add_argument(
-        "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
-    )
-    group.add_argument(
-        "--user-agent", metavar="NAME", help='your identity: "examplebot/1.0 (+https://...)"'
-    )
-    group.add_argument(
-        "--allow-address",
-        metavar="CIDR",
-        action="append",
-        default=[],
-        help="a private address range or a host name that may be reached (repeatable); "
+    add_option(group, "--config FILE", f"TOML file; `{NAME} config show` lists every setting")
+    add_option(group, "--user-agent NAME", 'your identity: "examplebot/1.0 (+https://...)"')
+    add_option(
+        group,
+        "--allow-address CIDR...",
+        "a private address range or a host name that may be reached (repeatable); "
         "a range does not include internal names such as localhost: give the name",
     )
-    group.add_argument("--json", action="store_true", help="print JSON")
+    add_option(group, "--json", "print JSON")
 
 
 # --- shared by the commands ------------------------------------------------------------------
 
 
+def add_option(parser: Any, form: str, text: str, **more: Any) -> None:
+    """Add an option to a parser or a group in the form of the usage message, with its help.
+
+    "-o --output DIR" has a value, "--ignore CODE..." is repeatable, and "--strict" is a switch.
+    """
+    names = form.split()
+    metavar = None if names[-1].startswith("-") else names.pop()
+    if metavar is None:
+        more["action"] = "store_true"
+    elif metavar.endswith("..."):
+        more |= {"metavar": metavar.removesuffix("..."), "action": "append", "default": []}
+    else:
+        more["metavar"] = metavar
+    parser.add_argument(*names, help=text, **more)
+
+
 def add_wait(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the argument `--wait`, of which `text` is the help."""
-    parser.add_argument("--wait", metavar="SECONDS", type=seconds, default=60.0, help=text)
+    add_option(parser, "--wait SECONDS", text, type=seconds, default=60.0)
 
 
 def number_type(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import load
+from gatekeeper.cli import add_option, load
 from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
 from gatekeeper.sites.texts import Text, place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
@@ -26,13 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="product tokens (default: all that either file names, and * for the others)",
     )
-    parser.add_argument(
-        "--urls",
-        metavar="FILE",
-        help="URLs or paths, one per line, to compare besides those derived from the rules; - is "
-        "stdin",
+    add_option(
+        parser,
+        "--urls FILE",
+        "URLs or paths, one per line, to compare besides those derived from the rules; - is stdin",
     )
-    parser.add_argument("--exit-code", action="store_true", help="exit 1 if a verdict changes")
+    add_option(parser, "--exit-code", "exit 1 if a verdict changes")
 
 
 def run(args: argparse.Namespace) -> int:

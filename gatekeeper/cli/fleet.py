@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli import load
+from gatekeeper.cli import add_option, load
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
@@ -29,17 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "waiting for members that may still be under way. Only if there are none",
     )
     parser.add_argument("url", metavar="URL", help="the Valkey or Redis, as in fleet.url")
-    parser.add_argument("--namespace", metavar="NAME", help="the fleet's, if not as configured")
+    add_option(parser, "--namespace NAME", "the fleet's, if not as configured")
     parser.add_argument(
         "--sharded",
         action="store_const",
         const=True,
         help="for members with fleet.sharded = true, on a Valkey or Redis Cluster",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--force",
-        action="store_true",
-        help="also if the store has a fleet already: hosts may be asked too early by members that "
+        "also if the store has a fleet already: hosts may be asked too early by members that "
         "have not reported their state",
     )
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from gatekeeper.cli import integer, load
+from gatekeeper.cli import add_option, integer, load
 from gatekeeper.config import ServerConfig
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
@@ -21,7 +21,7 @@ EXAMPLE = f"{NAME} healthcheck --ready"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `healthcheck`."""
-    parser.add_argument("--ready", action="store_true", help="check that it is ready for requests")
+    add_option(parser, "--ready", "check that it is ready for requests")
     add_address(parser)
 
 
@@ -47,9 +47,9 @@ TIMEOUT = 2.0
 
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Add --host, --port and --socket."""
-    parser.add_argument("--host", help="its address, if not as configured")
-    parser.add_argument("--port", type=integer, help="its port, if not as configured")
-    parser.add_argument("--socket", metavar="PATH", help="its unix socket")
+    add_option(parser, "--host HOST", "its address, if not as configured")
+    add_option(parser, "--port PORT", "its port, if not as configured", type=integer)
+    add_option(parser, "--socket PATH", "its unix socket")
 
 
 def server_of(args: argparse.Namespace) -> ServerConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gatekeeper import signing
-from gatekeeper.cli import load
+from gatekeeper.cli import add_option, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="new: the file to create (never overwritten)"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="output file (default: stdout)")
+    add_option(parser, "-o --output FILE", "output file (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:

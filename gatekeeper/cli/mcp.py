@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 
-from gatekeeper.cli import TOKEN, add_wait, integer, load
+from gatekeeper.cli import TOKEN, add_option, add_wait, integer, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
@@ -16,16 +16,13 @@ EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `mcp`."""
-    parser.add_argument(
-        "--http",
-        metavar="PORT",
-        type=_free_port,
-        help="streamable HTTP on 127.0.0.1 instead of stdio",
+    add_option(
+        parser, "--http PORT", "streamable HTTP on 127.0.0.1 instead of stdio", type=_free_port
     )
-    parser.add_argument(
-        "--gate",
-        metavar="URL",
-        help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
+    add_option(
+        parser,
+        "--gate URL",
+        f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )
     add_wait(parser, "maximum time of one call, waiting for the host included (60)")
 

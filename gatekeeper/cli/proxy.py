@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gatekeeper.cli import TOKEN, add_wait, load
+from gatekeeper.cli import TOKEN, add_option, add_wait, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
@@ -26,37 +26,29 @@ _SCRIPT = "gatekeeper.integrations.mitmproxy_script"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `proxy`."""
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
+    add_option(
+        parser,
+        "--listen HOST:PORT",
+        "address to listen on (127.0.0.1:8080); port 0 takes a free one",
         type=_address,
         default="127.0.0.1:8080",
-        help="address to listen on (127.0.0.1:8080); port 0 takes a free one",
     )
-    parser.add_argument(
-        "--sidecar",
-        metavar="URL",
-        help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
+    add_option(
+        parser,
+        "--sidecar URL",
+        f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )
-    parser.add_argument(
-        "--subresources",
-        action="store_true",
-        help="for browsers: what a page loads is decided, and takes no lease",
+    add_option(
+        parser, "--subresources", "for browsers: what a page loads is decided, and takes no lease"
     )
-    parser.add_argument(
-        "--passthrough",
-        metavar="HOST",
-        action="append",
-        default=[],
-        help="leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
+    add_option(
+        parser,
+        "--passthrough HOST...",
+        "leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
         "front page (repeatable)",
     )
     add_wait(parser, "maximum time that a request waits for its host; then it gets 429 (60)")
-    parser.add_argument(
-        "--script",
-        action="store_true",
-        help="print the path of the add-on, for `mitmdump -s`, and exit",
-    )
+    add_option(parser, "--script", "print the path of the add-on, for `mitmdump -s`, and exit")
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import check_folder, integer, load
+from gatekeeper.cli import add_option, check_folder, integer, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
@@ -15,27 +15,19 @@ EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `serve`."""
-    parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", metavar="P", type=integer, help="port (8750); 0 takes a free one")
-    parser.add_argument(
-        "--socket", metavar="PATH", help="listen on a unix socket (mode 0600) instead"
-    )
-    parser.add_argument(
-        "--proxy",
-        metavar="PORT",
+    add_option(parser, "--host H", "address to listen on (127.0.0.1)")
+    add_option(parser, "--port P", "port (8750); 0 takes a free one", type=integer)
+    add_option(parser, "--socket PATH", "listen on a unix socket (mode 0600) instead")
+    add_option(
+        parser,
+        "--proxy PORT",
+        f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
         type=integer,
-        help=f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
     )
-    parser.add_argument(
-        "--workers", metavar="N", type=integer, help="more processes that answer /v1/check (0)"
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one per line")
-    parser.add_argument(
-        "--storage", metavar="PATH|memory", help="where state is stored; memory: nowhere"
-    )
-    parser.add_argument(
-        "--fleet", metavar="URL", help="a Valkey or Redis that several sidecars share"
-    )
+    add_option(parser, "--workers N", "more processes that answer /v1/check (0)", type=integer)
+    add_option(parser, "--token-file FILE", "bearer tokens, one per line")
+    add_option(parser, "--storage PATH|memory", "where state is stored; memory: nowhere")
+    add_option(parser, "--fleet URL", "a Valkey or Redis that several sidecars share")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli import load
+from gatekeeper.cli import add_option, load
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
 from gatekeeper.sites.texts import is_url, place_of, read_bounded, read_sitemap, read_text
@@ -64,20 +64,16 @@ EXAMPLE = f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `test`."""
     parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
-    parser.add_argument(
-        "--expect",
-        metavar="CASES.toml",
-        action="append",
-        default=[],
-        help="[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
+    add_option(
+        parser,
+        "--expect CASES.toml...",
+        "[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
         "(default *) and line (repeatable)",
     )
-    parser.add_argument(
-        "--sitemap",
-        metavar="FILE|URL",
-        action="append",
-        default=[],
-        help="every URL in it must be allowed (repeatable); one at a URL is fetched politely",
+    add_option(
+        parser,
+        "--sitemap FILE|URL...",
+        "every URL in it must be allowed (repeatable); one at a URL is fetched politely",
     )
     parser.add_argument(
         "--agents", metavar="NAME", nargs="+", default=["*"], help="agents for --sitemap (*)"
