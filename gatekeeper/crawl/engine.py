@@ -25,7 +25,6 @@ from gatekeeper.crawl.output import (
     Body,
     RobotsTexts,
     Warc,
-    WarcHead,
     about_page,
     patiently,
 )
@@ -55,10 +54,9 @@ _T = TypeVar("_T")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The head of a response, and the details to store with its body."""
+    """A response, and the details to store with its body."""
 
-    status: int
-    headers: Any
+    response: aiohttp.ClientResponse
     decision: Decision
     """The decision of the lease that the request was sent under."""
     at: datetime
@@ -66,7 +64,6 @@ class Answer(msgspec.Struct, frozen=True):
     took: float
     location: str | None
     signals: dict[str, Any] | None
-    warc: WarcHead | None
     audit: tuple[str, int] | None = None
     """The chain and the number of the lease's line in the audit record."""
 
@@ -103,16 +100,16 @@ class Attempt(msgspec.Struct, frozen=True):
         """Return the entry of a URL that could not be fetched."""
         return self._entry(Result.FAILED, at, error=error, **more)
 
-    def fetched(self, response: Answer, **stored: Any) -> Entry:
+    def fetched(self, answer: Answer, **stored: Any) -> Entry:
         """Return the entry of a fetched URL; `stored` describes its body."""
         return self._entry(
             Result.FETCHED,
-            response.at,
-            status=response.status,
-            decision=response.decision,
-            elapsed=round(response.elapsed, 6),
-            took=round(response.took, 6),
-            signals=response.signals,
+            answer.at,
+            status=answer.response.status,
+            decision=answer.decision,
+            elapsed=round(answer.elapsed, 6),
+            took=round(answer.took, 6),
+            signals=answer.signals,
             **stored,
         )
 
@@ -169,7 +166,6 @@ async def exchange(
         location = response.headers.get(hdrs.LOCATION)
         if response.status not in REDIRECTS:
             location = None
-        head = WarcHead(response, at) if record else None
         if location is None:
             await body.receive(response.content)
         elif record:
@@ -177,15 +173,13 @@ async def exchange(
         if body.cut or (location is not None and not record):
             response.close()  # the rest of the body is not needed
         return Answer(
-            status=response.status,
-            headers=response.headers,
+            response=response,
             decision=lease.decision,
             at=at,
             elapsed=elapsed,
             took=clock.monotonic() - started,
             location=location,
             signals=_signals_of(response, bytes(body.start)),
-            warc=head,
             audit=None if audit is None else audit.place_of(lease),
         )
 
@@ -486,7 +480,7 @@ class Crawl:
         with Body(attempt.last, folder, limit=limit, spool=spool, clock=clock) as body:
             try:
                 async with turn as lease:
-                    response = await exchange(
+                    answer = await exchange(
                         self._session,
                         lease,
                         body,
@@ -507,37 +501,37 @@ class Crawl:
             except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
                 self._fail(attempt, _internal_error(url, error).problem)
             else:
-                await self._handle_response(url, attempt, response, body)
+                await self._handle_response(url, attempt, answer, body)
 
     async def _handle_response(
-        self, url: str, attempt: Attempt, response: Answer, body: Body
+        self, url: str, attempt: Attempt, answer: Answer, body: Body
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
-        self._short_since = None
-        warc = await self._patiently(partial(self._write_warc, response, body))
-        if response.location is not None:
-            self._follow(url, attempt, response)
-        elif response.status not in _RETRY_STATUSES:
-            self._finish(await self._stored_entry(attempt, response, body, warc))
+        self._short_since, status = None, answer.response.status
+        warc = await self._patiently(partial(self._write_warc, answer, body))
+        if answer.location is not None:
+            self._follow(url, attempt, answer)
+        elif status not in _RETRY_STATUSES:
+            self._finish(await self._stored_entry(attempt, answer, body, warc))
         elif attempt.tries < self._limits.tries:
             self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
             await self._on_setback(url)
         else:
-            error = f"answered {response.status}, try {attempt.tries} of {self._limits.tries}"
-            self._finish(attempt.failed(error, response.at, status=response.status, warc=warc))
+            error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
+            self._finish(attempt.failed(error, answer.at, status=status, warc=warc))
 
-    def _follow(self, url: str, attempt: Attempt, response: Answer) -> None:
+    def _follow(self, url: str, attempt: Attempt, answer: Answer) -> None:
         """Queue the target of a redirect, or finish the URL if it can't be followed."""
         if len(attempt.redirects) >= self._limits.redirects:
             self._fail(attempt, f"more than {self._limits.redirects} redirects")
             return
         try:
-            destination = urls.join(urls.parse(url), response.location or "")
+            destination = urls.join(urls.parse(url), answer.location or "")
         except InvalidURL as error:
             self._fail(attempt, f"redirected to an invalid URL: {error.problem}")
             return
         except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-            self._fail(attempt, _internal_error(response.location or "", error).problem)
+            self._fail(attempt, _internal_error(answer.location or "", error).problem)
             return
         if destination.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
             self._fail(attempt, f"redirected to {destination.origin} with credentials in the URL")
@@ -546,15 +540,15 @@ class Crawl:
         if attempt.passed(target):
             self._fail(attempt, f"redirect loop, back to {target}")
             return
-        start, attempt = attempt, attempt.redirected(response.status, target)
+        start, attempt = attempt, attempt.redirected(answer.response.status, target)
         manifest = self._outputs.manifest
         outcome = self._chains.outcome(target)
         if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
-            self._finish(attempt.fetched(response))
+            self._finish(attempt.fetched(answer))
         elif outcome is Result.FAILED:
             self._finish(attempt.failed("failed before", self._now()))
         elif outcome is None and target in self._chains:
-            problem = self._chains.follow(attempt.fetched(response))
+            problem = self._chains.follow(attempt.fetched(answer))
             if problem is not None:
                 self._fail(start, problem)
         else:  # new, or denied before: then robots.txt decides again, in this URL's name
@@ -584,22 +578,16 @@ class Crawl:
             raise StorageError(describe_shortage())
         await self._clock.sleep(_SHORTAGE_PAUSE)
 
-    async def _write_warc(self, response: Answer, body: Body) -> WarcPlace | None:
+    async def _write_warc(self, answer: Answer, body: Body) -> WarcPlace | None:
         """Append the response to the WARC file, if there is one."""
-        if self._outputs.warc is None or response.warc is None:
+        if (warc := self._outputs.warc) is None:
             return None
-        record = self._parts.directory.recall(response.decision.origin)
+        record = self._parts.directory.recall(answer.decision.origin)
         digest = None if record is None else self._robots.note(record)
-        about = about_page(response.decision, digest, response.audit)
+        about = about_page(answer.decision, digest, answer.audit)
+        content, size, cut = body.open(), body.size, body.cut
         place: WarcPlace = await self._in_archive(
-            partial(
-                self._outputs.warc.write,
-                response.warc,
-                body.open(),
-                size=body.size,
-                cut=body.cut,
-                about=about,
-            )
+            lambda: warc.write(answer.response, answer.at, content, size=size, cut=cut, about=about)
         )
         await self._write_robots()
         return place
@@ -630,13 +618,14 @@ class Crawl:
             return writing.result()
 
     async def _stored_entry(
-        self, attempt: Attempt, response: Answer, body: Body, warc: WarcPlace | None
+        self, attempt: Attempt, answer: Answer, body: Body, warc: WarcPlace | None
     ) -> Entry:
         """Store the body, then return its entry; the WARC file has the response already."""
-        kind = response.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
-        encoding = response.headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
+        headers = answer.response.headers
+        kind = headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+        encoding = headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
         return attempt.fetched(
-            response,
+            answer,
             size=body.size,
             sha256=body.sha256,
             truncated=body.cut is not None,
