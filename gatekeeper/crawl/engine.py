@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
@@ -130,8 +129,6 @@ class Attempt(msgspec.Struct, frozen=True):
 
 _log = logging.getLogger(__name__)
 
-_UNCHANGED_URL = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
-"""Matches URLs that yarl sends unchanged; most URLs are of this kind."""
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
@@ -156,10 +153,9 @@ async def exchange(
 
     Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
     """
-    # The session handles a plain string faster than a URL object.
-    url = lease.url if _UNCHANGED_URL.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
     # The request is sent only once: the crawl counts and times each try, and retries by its queue.
+    url = URL(lease.url, encoded=True)
     request = session.get(url, allow_redirects=False, middlewares=(send_once,))
     async with request as response:
         elapsed = clock.monotonic() - started
@@ -546,7 +542,7 @@ class Crawl:
         if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
             self._finish(attempt.fetched(answer))
         elif outcome is Result.FAILED:
-            self._finish(attempt.failed("failed before", self._now()))
+            self._fail(attempt, "failed before")
         elif outcome is None and target in self._chains:
             problem = self._chains.follow(attempt.fetched(answer))
             if problem is not None:

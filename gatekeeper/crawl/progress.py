@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+import msgspec
+
 from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.crawl.manifest import Entry, Result
@@ -34,16 +36,15 @@ INTERVAL = "turn"
 _MAX_REPORTED = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Holdup:
+class Holdup(msgspec.Struct, frozen=True):
     """Why an origin may not be requested now, and when it may be."""
 
     reason: str
     """One word for machines: a decision's reason, or INTERVAL."""
-    text: str
+    why: str
     """The reason for people."""
-    until: datetime | None = None
-    """When the hold-up ends; None: when an operator ends it."""
+    retry_at: datetime | None = None
+    """The time from which it may be requested; None: not before an operator allows it."""
 
     @classmethod
     def of(cls, decision: Decision) -> Holdup:
@@ -56,9 +57,9 @@ class Holdup:
         return cls(decision.reason, text, decision.retry_at)
 
     def __str__(self) -> str:
-        if self.until is None:
-            return self.text
-        return f"{self.text}; again at {self.until:%Y-%m-%d %H:%M:%S} UTC"
+        if self.retry_at is None:
+            return self.why
+        return f"{self.why}; again at {self.retry_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class HoldupReporter:
@@ -132,10 +133,9 @@ class Tally:
         return self.done == self.total == good and not bad and not self.unread
 
     @property
-    def unread(self) -> int:
-        """The number of sitemaps that could not be read completely."""
-        errors = (one.source for one in self.sitemaps if one.severity is Severity.ERROR)
-        return len(set(errors))
+    def unread(self) -> list[SitemapFinding]:
+        """What is missing of sitemaps that could not be read completely."""
+        return [one for one in self.sitemaps if one.severity is Severity.ERROR]
 
     def skip(self, *, unarchived: bool, refused: bool, is_url: bool = True) -> None:
         """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
@@ -171,9 +171,9 @@ class Tally:
                 f"not fetched: {self.refused:,} of the skipped URLs, which were denied or are not "
                 "URLs; --retry-denied asks again about denied ones"
             )
-        if self.unread:
-            lines.append(f"not read completely: {self.unread:,} sitemaps")
-            errors = [one for one in self.sitemaps if one.severity is Severity.ERROR]
+        if errors := self.unread:
+            number = len({one.source for one in errors})
+            lines.append(f"not read completely: {number:,} sitemaps")
             lines += [f"          {mask(one.source)}  {one.message}" for one in errors[:most]]
         for outcome in (Result.DENIED, Result.FAILED):
             causes = self.causes.get(outcome, Counter())
@@ -197,12 +197,8 @@ class Tally:
 
 def cause(entry: Entry) -> str:
     """Return in words why a URL was not fetched: the deciding line, if there is one."""
-    if entry.error is not None:
-        return entry.error
-    return _decision_cause(entry.decision) if entry.decision is not None else ""
-
-
-def _decision_cause(decision: Decision) -> str:
+    if entry.error is not None or (decision := entry.decision) is None:
+        return entry.error or ""
     if decision.rule is not None:
         return f"line {decision.rule.line}: {decision.rule.text}"
     text = decision.reason.replace("_", " ")
@@ -299,7 +295,7 @@ class DueOrigin:
     def problem(self) -> str:
         """Why it waits, if for more than its interval; else how it is slowed down, or ""."""
         if self.holdup is not None and self.holdup.reason != INTERVAL:
-            return self.holdup.text
+            return self.holdup.why
         return self.slowed
 
     def __str__(self) -> str:
@@ -499,7 +495,6 @@ def duration(seconds: float) -> str:
 # --- hosts with waiting URLs -----------------------------------------------------------------
 
 
-_INFINITY = float("inf")
 _REASONS = {
     "block": Reason.HOST_BLOCKED,
     "pause": Reason.HOST_PAUSED,
@@ -507,7 +502,7 @@ _REASONS = {
     "fleet": Reason.FLEET,
     "storage": Reason.STORAGE,
 }
-_ENDLESS = {"pause": _INFINITY, "fleet": 1.0, "storage": 1.0}
+_ENDLESS = {"pause": math.inf, "fleet": 1.0, "storage": 1.0}
 """Seconds that count for kinds of clock whose end is unknown; others may end at any moment."""
 
 
@@ -547,7 +542,7 @@ class WaitingHosts:
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
         """Return the seconds until the first origin is due; stop at one within `enough`."""
-        best = _INFINITY
+        best = math.inf
         for origin in tuple(self._waiting):
             best = min(best, (await self._due_origin(origin, gate, clock)).seconds)
             if best <= enough:
@@ -564,7 +559,7 @@ class WaitingHosts:
         slowed = ""
         views: Iterable[ClockView] = ()
         with suppress(StorageError):  # if the storage can't be read, the decision says so
-            views = await gate.why(urls.parse(origin).host)
+            views = await gate.why(urls.host_of(origin))
         for view in views:
             if view.kind in ("file", "visit-time"):
                 continue  # perhaps of another origin: the decision below is about this one
@@ -582,7 +577,7 @@ class WaitingHosts:
         decision = gate.peek(url) if url else None
         if decision is not None and decision.verdict is Verdict.DEFER:
             until = decision.retry_at
-            left = until.timestamp() - wall if until is not None else _INFINITY
+            left = until.timestamp() - wall if until is not None else math.inf
             if left > seconds:
                 seconds, holdup = left, Holdup.of(decision)
         host = origin.partition("://")[2]

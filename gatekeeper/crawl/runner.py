@@ -57,16 +57,11 @@ _MAX_HELD_UP = 1_000
 """Maximum origins to name in the JSON summary; people are shown the first 20."""
 
 
-class HeldUpHost(msgspec.Struct, frozen=True):
-    """An origin with URLs that could not be requested."""
+class HeldUpHost(Holdup, frozen=True, kw_only=True):
+    """An origin with URLs that could not be requested, and why."""
 
     origin: str
     urls: int
-    reason: str
-    """One word: a decision's reason, or `turn` if only the interval was in the way."""
-    why: str
-    retry_at: datetime | None
-    """The time from which it may be requested; None: not before an operator allows it."""
 
 
 class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +100,7 @@ class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
             else "the next run starts over: only -o DIR or --warc FILE stores what is done"
         )
         lines = [f"stopped: {'; '.join(parts)}"]
-        for held in self.held_up[:most]:
-            why = Holdup(held.reason, held.why, held.retry_at)
-            lines.append(f"  {held.urls:>6,}  {held.origin}  {why}")
+        lines += [f"  {held.urls:>6,}  {held.origin}  {held}" for held in self.held_up[:most]]
         if len(self.held_up) > most:
             lines.append(f"          and {len(self.held_up) - most:,} more hosts")
         rest = self.unfinished - sum(held.urls for held in self.held_up)
@@ -390,11 +383,8 @@ class _Run:
             holdup = one.holdup
             # An interval that has not passed is worth mentioning only if it ended the crawl.
             if holdup is not None and (holdup.reason != INTERVAL or stopped == MAX_WAIT):
-                held_up.append(
-                    HeldUpHost(
-                        one.origin, one.waiting, str(holdup.reason), holdup.text, holdup.until
-                    )
-                )
+                why = msgspec.structs.asdict(holdup)
+                held_up.append(HeldUpHost(**why, origin=one.origin, urls=one.waiting))
         return CrawlSummary(
             fetched=tally.outcomes[Result.FETCHED],
             denied=tally.outcomes[Result.DENIED],
