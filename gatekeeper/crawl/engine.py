@@ -285,11 +285,10 @@ class Crawl:
         self._workers: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[None]] = set()
         """Workers that wait for a lease."""
-        regular = limits.concurrency
-        self._spares_left = within_open_files(regular * (1 + _SPARES_EACH)) - regular
-        """How many more additional workers may be started."""
-        self._excess = 0
-        """How many workers should end, since the slow connections they replaced are over."""
+        self._slow = 0
+        """Requests that are slow to connect."""
+        self._most = within_open_files(limits.concurrency * (1 + _SPARES_EACH))
+        """Workers at most, the additional ones included."""
         self._warc_lock = asyncio.Lock()
         self._parts = gate.parts
         self._robots = RobotsTexts(self._on_many_robots)
@@ -315,8 +314,7 @@ class Crawl:
         async with self.queue, asyncio.TaskGroup() as group:
             feeder = group.create_task(self._feed(source))
             self._group = group
-            for _ in range(self._limits.concurrency):
-                self._add_worker()
+            self._adjust_workers(0)
             await self._stop.wait()
             feeder.cancel()
             for worker in self._workers:
@@ -326,12 +324,25 @@ class Crawl:
                 await self._await_workers()
         await self._write_robots()
 
-    def _add_worker(self) -> None:
-        # An empty context: an additional worker must not look like a child of the worker that
-        # started it, which would seem to wait for its parent's lease.
-        worker = self._group.create_task(self._work(), context=Context())
-        self._workers.add(worker)
-        worker.add_done_callback(self._workers.discard)
+    @property
+    def _too_many(self) -> int:
+        """How many workers there are too many; below 0: too few."""
+        return len(self._workers) - min(self._limits.concurrency + self._slow, self._most)
+
+    def _adjust_workers(self, slow: int) -> None:
+        """Start or end workers after the number of slow connections has changed by `slow`. One that
+        has a request ends after it."""
+        self._slow += slow
+        while self._too_many < 0 and not self._stop.is_set():
+            # An empty context: an additional worker must not look like a child of the worker that
+            # started it, which would seem to wait for its parent's lease.
+            worker = self._group.create_task(self._work(), context=Context())
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+        if self._too_many > 0 and self._idle:
+            worker = self._idle.pop()
+            self._workers.discard(worker)
+            worker.cancel()
 
     async def _await_workers(self) -> None:
         try:
@@ -425,11 +436,8 @@ class Crawl:
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
-        connecting.set(_ConnectWatch(self._clock, self._add_spare, self._remove_spare))
-        while not self._stop.is_set():
-            if self._excess:
-                self._excess -= 1
-                break
+        connecting.set(_ConnectWatch(self._clock, self._adjust_workers))
+        while not self._stop.is_set() and self._too_many <= 0:
             self._idle.add(task)
             try:
                 turn = await self.queue.get()
@@ -445,22 +453,7 @@ class Crawl:
             finally:
                 self.tally.in_flight -= 1
                 del self._in_progress[task]
-
-    def _add_spare(self) -> bool:
-        """Start a worker in place of one that is slow to connect; return False if no more may."""
-        if self._spares_left <= 0 or self._stop.is_set():
-            return False
-        self._spares_left -= 1
-        self._add_worker()
-        return True
-
-    def _remove_spare(self) -> None:
-        """End one worker, since a slow request has connected or has failed to."""
-        self._spares_left += 1
-        if self._idle:
-            self._idle.pop().cancel()
-        else:
-            self._excess += 1
+        self._workers.discard(task)
 
     async def _fetch(self, turn: Turn) -> None:
         """Send the request of one lease, and handle its outcome."""
@@ -679,21 +672,22 @@ def _masked(url: str) -> str:
 class _ConnectWatch:
     """Callback of the guarded connector for the start and the end of a worker's connecting."""
 
-    def __init__(self, clock: Clock, slow: Callable[[], bool], ended: Callable[[], object]) -> None:
-        """`slow` is called if connecting takes long, `ended` at its end if `slow` returned True."""
+    def __init__(self, clock: Clock, changed: Callable[[int], object]) -> None:
+        """`changed` is called with 1 if connecting takes long, and with -1 at the end of that."""
         self._clock = clock
-        self._slow = slow
-        self._ended = ended
+        self._changed = changed
         self._timer = SingleTimer(clock, self._on_timer)
-        self._has_spare = False
+        self._slow = 0
 
     def __call__(self, starts: bool) -> None:
         self._timer.cancel()
         if starts:
             self._timer.set(self._clock.monotonic() + _SLOW_CONNECT)
-        elif self._has_spare:
-            self._has_spare = False
-            self._ended()
+        elif self._slow:
+            self._slow = 0
+            self._changed(-1)
 
     def _on_timer(self) -> None:
-        self._has_spare = self._has_spare or self._slow()
+        if not self._slow:
+            self._slow = 1
+            self._changed(1)
