@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
@@ -255,22 +255,17 @@ class Crawl:
         clock: Clock,
         limits: Limits,
         outputs: Outputs,
-        on_entry: Callable[[Entry], object],
-        on_deferred: Callable[[Decision], object],
-        on_setback: Callable[[str], Awaitable[object]],
     ) -> None:
         self.tally: Tally = Tally()
         self.hosts: WaitingHosts = WaitingHosts()
         self.queue: PoliteQueue = PoliteQueue(
-            gate, on_denied=self._on_denied, on_deferred=on_deferred
+            gate, on_denied=self._on_denied, on_deferred=self.on_deferred
         )
         self._session = session
+        self._gate = gate
         self._clock = clock
         self._limits = limits
         self._outputs = outputs
-        self._on_entry = on_entry
-        # Called with a URL that will be requested again, after its failure was reported.
-        self._on_setback = on_setback
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
         self._chains = RedirectChains(limits.redirects)
@@ -295,6 +290,15 @@ class Crawl:
         self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
+
+    def on_entry(self, entry: Entry) -> None:
+        """Called with each entry."""
+
+    def on_deferred(self, decision: Decision) -> None:
+        """Called with each decision that defers an origin."""
+
+    async def on_setback(self, url: str) -> None:
+        """Called with a URL that will be requested again, after its failure was reported."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -504,7 +508,7 @@ class Crawl:
             self._finish(await self._stored_entry(attempt, answer, body, warc))
         elif attempt.tries < self._limits.tries:
             self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
-            await self._on_setback(url)
+            await self.on_setback(url)
         else:
             error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
             self._finish(attempt.failed(error, answer.at, status=status, warc=warc))
@@ -551,7 +555,7 @@ class Crawl:
             self._requeue(url, attempt, _BEFORE_OTHERS)
         elif attempt.tries < self._limits.tries:
             self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
-            await self._on_setback(url)
+            await self.on_setback(url)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))
         else:
@@ -649,7 +653,7 @@ class Crawl:
             if self._outputs.manifest is not None:
                 self._outputs.manifest.write(each)
             self.tally.add(each)
-            self._on_entry(each)
+            self.on_entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
 
