@@ -45,6 +45,19 @@ from gatekeeper.testing.virtual_clock import VirtualClock
 with needs_extra("testing", "gatekeeper.testing"):
     import pytest
 
+__all__ = [
+    "Breach",
+    "Manners",
+    "ScriptedGate",
+    "ScriptedRobots",
+    "Seen",
+    "answers",
+    "drive",
+    "judge",
+    "scripted_gate",
+    "virtual_clock",
+]
+
 _T = TypeVar("_T")
 
 
