@@ -20,12 +20,14 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.crawl.manifest import Entry, Folder, Manifest, RedirectChains, Result, WarcPlace
 from gatekeeper.crawl.output import (
+    DESCRIPTOR_PAUSE,
     DESCRIPTOR_WAIT,
     Body,
     RobotsTexts,
     Warc,
     about_page,
     patiently,
+    tell_shortage,
 )
 from gatekeeper.crawl.progress import Tally, WaitingHosts
 from gatekeeper.crawl.sources import GivenURL, Limits
@@ -225,8 +227,6 @@ _AFTER_OTHERS = -1
 holds its host up must not keep the URLs from coming that were never tried."""
 _SLOW_CONNECT = 0.25
 """Seconds of connecting after which another worker is started in place of the one that waits."""
-_SHORTAGE_PAUSE = 1.0
-"""Seconds for which a worker pauses when there is no file descriptor for its request."""
 _SPARES_EACH = 19
 """Maximum of such additional workers for each regular one."""
 
@@ -287,7 +287,6 @@ class Crawl:
         self._warc_lock = asyncio.Lock()
         self._parts = gate.parts
         self._robots = RobotsTexts(self._on_many_robots)
-        self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
 
@@ -297,8 +296,9 @@ class Crawl:
     def on_deferred(self, decision: Decision) -> None:
         """Called with each decision that defers an origin."""
 
-    async def on_setback(self, url: str) -> None:
-        """Called with a URL that will be requested again, after its failure was reported."""
+    async def on_setback(self, origin: str) -> None:
+        """Called with the origin of a URL that will be requested again, after its failure was
+        reported."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -372,8 +372,9 @@ class Crawl:
                 while self.queue.qsize() >= MAX_QUEUED:
                     self._queue_shrunk.clear()
                     await self._queue_shrunk.wait()
-                self.hosts.add(*accepted)
-                url, manifest = accepted[0], self._outputs.manifest
+                url, origin = accepted
+                self.hosts[origin] += 1
+                manifest = self._outputs.manifest
                 tried = manifest is not None and manifest.tried(url)
                 self.queue.put_nowait(url, priority=_AFTER_OTHERS if tried else 0)
         self.tally.complete = True
@@ -423,8 +424,12 @@ class Crawl:
 
     def _requeue(self, url: str, attempt: Attempt, priority: int) -> None:
         self._attempts.setdefault(_masked(url), []).append(attempt)
-        self.hosts.add(url)
+        self.hosts[urls.split(url)[0]] += 1
         self.queue.put_nowait(url, priority=priority)
+
+    async def _retry(self, url: str, attempt: Attempt) -> None:
+        self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
+        await self.on_setback(urls.split(url)[0])
 
     def _take_attempt(self, shown: str) -> Attempt:
         """Take the attempt so far of a URL that comes out of the queue."""
@@ -462,7 +467,7 @@ class Crawl:
     async def _fetch(self, turn: Turn) -> None:
         """Send the request of one lease, and handle its outcome."""
         url = turn.url
-        self.hosts.drop(url, turn.origin)
+        self.hosts.drop(turn.origin)
         attempt = self._take_attempt(_masked(url))
         if self._outputs.manifest is not None and attempt.tries == 1 and not attempt.redirects:
             self._outputs.manifest.begin(attempt.url)
@@ -501,14 +506,13 @@ class Crawl:
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
         self._short_since, status = None, answer.response.status
-        warc = await self._patiently(partial(self._write_warc, answer, body))
+        warc = await patiently(self._clock, partial(self._write_warc, answer, body))
         if answer.location is not None:
             self._follow(url, attempt, answer)
         elif status not in _RETRY_STATUSES:
             self._finish(await self._stored_entry(attempt, answer, body, warc))
         elif attempt.tries < self._limits.tries:
-            self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
-            await self.on_setback(url)
+            await self._retry(url, attempt)
         else:
             error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
             self._finish(attempt.failed(error, answer.at, status=status, warc=warc))
@@ -554,8 +558,7 @@ class Crawl:
             await self._pause_for_descriptors()
             self._requeue(url, attempt, _BEFORE_OTHERS)
         elif attempt.tries < self._limits.tries:
-            self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
-            await self.on_setback(url)
+            await self._retry(url, attempt)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))
         else:
@@ -566,10 +569,10 @@ class Crawl:
         now = self._clock.monotonic()
         self._short_since = now if self._short_since is None else self._short_since
         if now == self._short_since:
-            _tell_shortage()
+            tell_shortage()
         if now - self._short_since >= DESCRIPTOR_WAIT:
             raise StorageError(describe_shortage())
-        await self._clock.sleep(_SHORTAGE_PAUSE)
+        await self._clock.sleep(DESCRIPTOR_PAUSE)
 
     async def _write_warc(self, answer: Answer, body: Body) -> WarcPlace | None:
         """Append the response to the WARC file, if there is one."""
@@ -624,7 +627,7 @@ class Crawl:
             truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
-            file=await self._patiently(partial(body.keep, kind)),
+            file=await patiently(self._clock, partial(body.keep, kind)),
             warc=warc,
         )
 
@@ -633,7 +636,7 @@ class Crawl:
     def _on_denied(self, decision: Decision) -> None:
         self._queue_shrunk.set()
         attempt = self._take_attempt(decision.url)
-        self.hosts.drop(attempt.last)
+        self.hosts.drop(urls.split(attempt.last)[0])
         self._finish(attempt.denied(decision, self._now()))
 
     def _fail(self, attempt: Attempt, error: str) -> None:
@@ -656,10 +659,6 @@ class Crawl:
             self.on_entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
-
-
-def _tell_shortage() -> None:
-    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 def _internal_error(url: str, error: Exception) -> InvalidURL:

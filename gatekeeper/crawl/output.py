@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import inspect
 import io
+import logging
 import re
 import tempfile
 import zlib
@@ -25,7 +26,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.crawl.manifest import Folder, WarcPlace
 from gatekeeper.decision import Decision, State
-from gatekeeper.descriptors import is_shortage, with_descriptor
+from gatekeeper.descriptors import describe_shortage, is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
 from gatekeeper.page_rules import MAX_HTML
 
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
 
 DESCRIPTOR_WAIT = 300.0
 """Seconds for which a crawl waits for a file descriptor, as it does for room on the disk."""
-_DESCRIPTOR_PAUSE = 1.0
+DESCRIPTOR_PAUSE = 1.0
+"""Seconds between two attempts to get one."""
+
+_log = logging.getLogger(__name__)
 
 
-async def patiently(
-    clock: Clock, action: Callable[[], Any], tell: Callable[[], object] = lambda: None
-) -> Any:
+async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
     """Return the result of `action`, awaited if need be; repeat it while it finds no file
-    descriptor. After 300 s the error is raised. `tell` is called before the first wait."""
+    descriptor. After 300 s the error is raised."""
 
     async def attempt() -> Any:
         result = action()
@@ -57,9 +59,14 @@ async def patiently(
             if not is_shortage(error) or clock.monotonic() - began >= DESCRIPTOR_WAIT:
                 raise
         if not told:
-            tell()
+            tell_shortage()
             told = True
-        await clock.sleep(_DESCRIPTOR_PAUSE)
+        await clock.sleep(DESCRIPTOR_PAUSE)
+
+
+def tell_shortage() -> None:
+    """Log that the crawl waits for a file descriptor, and the remedy."""
+    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 # --- one file per page -----------------------------------------------------------------------

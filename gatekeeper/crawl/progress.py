@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -17,7 +15,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.crawl.manifest import Entry, Result
-from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.errors import InvalidURL, StorageError, quoted
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Severity
@@ -506,63 +504,44 @@ _ENDLESS = {"pause": math.inf, "fleet": 1.0, "storage": 1.0}
 """Seconds that count for kinds of clock whose end is unknown; others may end at any moment."""
 
 
-class WaitingHosts:
+class WaitingHosts(Counter[str]):
     """The number of URLs that wait for each origin.
 
     Two origins of a host have separate files, and one may be deferred while the other is not.
     Memory: an entry for each origin with waiting URLs.
     """
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, tuple[int, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, url: str, origin: str | None = None) -> None:
-        """Count a URL as waiting. Pass its origin, here and in `drop`, if it is known."""
-        origin = origin or urls.split(url)[0]
-        count, _ = self._waiting.get(origin, (0, url))
-        self._waiting[origin] = (count + 1, url)
-
-    def drop(self, url: str, origin: str | None = None) -> None:
-        """Count a URL as no longer waiting."""
-        origin = origin or urls.split(url)[0]
-        count, some = self._waiting.get(origin, (0, url))
-        if count > 1:
-            self._waiting[origin] = (count - 1, some)
-        else:
-            self._waiting.pop(origin, None)
+    def drop(self, origin: str) -> None:
+        """Count a URL of the origin as no longer waiting."""
+        self[origin] -= 1
+        if self[origin] <= 0:
+            del self[origin]
 
     async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[DueOrigin]:
         """Return the `most` origins with the most waiting URLs, sorted by when they are due."""
-        names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
-        due = [await self._due_origin(name, gate, clock) for name in names]
+        due = [await self.due(origin, gate, clock) for origin, _ in self.most_common(most)]
         return sorted(due, key=lambda one: (one.seconds, one.host))
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
         """Return the seconds until the first origin is due; stop at one within `enough`."""
         best = math.inf
-        for origin in tuple(self._waiting):
-            best = min(best, (await self._due_origin(origin, gate, clock)).seconds)
+        for origin in tuple(self):
+            best = min(best, (await self.due(origin, gate, clock)).seconds)
             if best <= enough:
                 break
         return best
 
-    async def due_origin(self, url: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
-        """Return when the origin of a URL is due next, which need not be waiting itself."""
-        return await self._due_origin(urls.parse(url).origin, gate, clock)
-
-    async def _due_origin(self, origin: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
-        count, url = self._waiting.get(origin, (0, ""))
-        wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
-        slowed = ""
-        views: Iterable[ClockView] = ()
-        with suppress(StorageError):  # if the storage can't be read, the decision says so
+    async def due(self, origin: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
+        """Return when an origin is due next, which need not be waiting itself."""
+        wall, seconds, holdup, interval, slowed = clock.wall(), 0.0, None, 0.0, ""
+        try:
             views = await gate.why(urls.host_of(origin))
+        except StorageError as error:  # it can't be read
+            views = (ClockView(origin, "storage", str(error)),)
         for view in views:
-            if view.kind in ("file", "visit-time"):
-                continue  # perhaps of another origin: the decision below is about this one
+            of_file = view.kind in ("file", "visit-time")
+            if of_file and view.scope != origin:
+                continue  # another origin of the host
             if view.kind == "interval" and view.decides:
                 interval = max(interval, view.seconds or 0.0)
             if view.kind == "interval" and view.since is not None:
@@ -572,15 +551,12 @@ class WaitingHosts:
             else:
                 left = view.until.timestamp() - wall
             if left > seconds:
-                reason = _REASONS.get(view.kind, INTERVAL)
-                seconds, holdup = left, Holdup(reason, view.source, view.until)
-        decision = gate.peek(url) if url else None
-        if decision is not None and decision.verdict is Verdict.DEFER:
-            until = decision.retry_at
-            left = until.timestamp() - wall if until is not None else math.inf
-            if left > seconds:
-                seconds, holdup = left, Holdup.of(decision)
-        host = origin.partition("://")[2]
+                reason, why = _REASONS.get(view.kind, INTERVAL), view.source
+                if of_file:
+                    reason, why = why.partition(" ")[0], why.replace("_", " ")
+                    why = f"robots.txt: {why}" if view.kind == "file" else why
+                seconds, holdup = left, Holdup(reason, why, view.until)
+        host, waiting = origin.partition("://")[2], self[origin]
         return DueOrigin(
-            host, seconds, count, origin=origin, holdup=holdup, interval=interval, slowed=slowed
+            host, seconds, waiting, origin=origin, holdup=holdup, interval=interval, slowed=slowed
         )

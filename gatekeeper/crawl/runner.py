@@ -305,9 +305,9 @@ class _ShownCrawl(Crawl):
         """Say which host the crawl waits for."""
         self._holdups.report(decision.origin, Holdup.of(decision))
 
-    async def on_setback(self, url: str) -> None:
+    async def on_setback(self, origin: str) -> None:
         """Say which host the crawl waits for, and for how long."""
-        one = await self.hosts.due_origin(url, self._gate, self._clock)
+        one = await self.hosts.due(origin, self._gate, self._clock)
         if one.holdup is not None:
             self._holdups.report(one.origin, one.holdup, one.slowed)
 

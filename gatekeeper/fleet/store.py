@@ -14,8 +14,8 @@ import hashlib
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -502,13 +502,17 @@ class Flights:
         """The shortest round trip in seconds since the last heartbeat, and in the period before it.
         """
 
-    def add_unanswered(self, number: int) -> None:
-        """Add `number` to `unanswered`."""
-        self.unanswered += number
-        if self.unanswered:
-            self.all_answered.clear()
-        else:
-            self.all_answered.set()
+    @contextmanager
+    def unanswered_call(self) -> Iterator[None]:
+        """Count a call as long as it is unanswered."""
+        self.unanswered += 1
+        self.all_answered.clear()
+        try:
+            yield
+        finally:
+            self.unanswered -= 1
+            if not self.unanswered:
+                self.all_answered.set()
 
     def send_delay(self, seconds: float) -> float:
         """Return after how many seconds to send a request that should arrive `seconds` after the
