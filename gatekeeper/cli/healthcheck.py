@@ -96,7 +96,11 @@ def get_from(
 
 def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTPConnection:
     if server.socket is not None:
-        return _UnixConnection(server.socket)
+        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(TIMEOUT)
+        connection.sock.connect(server.socket)
+        return connection
     host = _connectable(server.host)
     if server.tls_cert is None:
         return http.client.HTTPConnection(host, server.port, timeout=TIMEOUT)
@@ -121,14 +125,3 @@ def _connectable(host: str) -> str:
     if not address.is_unspecified:
         return host
     return "127.0.0.1" if address.version == 4 else "::1"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT)
-        self.sock.connect(self._path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, combinations
 
 import msgspec
@@ -212,14 +212,20 @@ class _Source:
         self.head: list[str] = []
         """Comments that belong to no record."""
         self.lines: list[_Record] = []
+        self.grouped: list[_Record] = []
+        """The rules and records that belong to a group."""
+        self.before_groups: list[_Record] = []
+        """The records before the first user-agent line. Of these only Content-Signal has a meaning:
+        for the whole file (SIG-12)."""
+        self.anywhere: list[_Record] = []
+        """The records that belong to no group, such as Sitemap."""
+        self.introductions: dict[str, list[str]] = {}
+        """The comments at the user-agent lines of an agent."""
         self._texts = self.robots.lines.split("\n")
-        self._readings = Readings(self.robots)
+        self.readings = Readings(self.robots)
         self._read(problems)
-        starts = group_starts(self.robots.lines)
-        self._first_group = starts[0] if starts else len(self.robots.lines) + 1
-        self._introductions = self._read_introductions()
-        self._grouped = list(self.in_groups())
-        self._starts = [line.start for line in self._grouped]
+        self._sort()
+        self._starts = [line.start for line in self.grouped]
         self._by_spans: dict[Spans, tuple[_Record, ...]] = {}
         self._same: dict[tuple[int, ...], tuple[_Record, ...]] = {}
         if self.robots.truncated:
@@ -273,58 +279,36 @@ class _Source:
                 message = "a prefix is the beginning of a path, without `*`, `$`, `?` and `#`"
                 problems.add("header", message, self.at(number))
 
-    def reading(self, agent: str) -> Reading | None:
-        """Return the rules of the fragment for an agent, or None if another dialect is involved."""
-        return self._readings.of(agent)
-
     def for_agent(self, agent: str) -> tuple[_Record, ...]:
         """Return the rules and records of the groups that the agent obeys, in file order.
 
         Agents with the same lines get the same tuple.
         """
-        reading = self.reading(agent)
+        reading = self.readings.of(agent)
         spans = () if reading is None else reading.spans
         if spans not in self._by_spans:
             found = tuple(
                 chain.from_iterable(
-                    self._grouped[bisect_left(self._starts, low) : bisect_left(self._starts, high)]
+                    self.grouped[bisect_left(self._starts, low) : bisect_left(self._starts, high)]
                     for low, high in spans
                 )
             )
             self._by_spans[spans] = self._same.setdefault(tuple(r.number for r in found), found)
         return self._by_spans[spans]
 
-    def in_groups(self) -> Iterator[_Record]:
-        """Yield the rules and records that belong to a group."""
+    def _sort(self) -> None:
+        starts = group_starts(self.robots.lines)
+        first = starts[0] if starts else len(self.robots.lines) + 1
         for line in self.lines:
-            groupless = line.kind in FILE_FIELDS or line.start < self._first_group
-            if not groupless and line.kind != "user-agent":
-                yield line
-
-    def before_groups(self) -> list[_Record]:
-        """Return the records before the first user-agent line. Of these only Content-Signal has a
-        meaning: for the whole file (SIG-12)."""
-        return [
-            line
-            for line in self.lines
-            if line.start < self._first_group and line.kind not in FILE_FIELDS
-        ]
-
-    def anywhere(self) -> list[_Record]:
-        """Return the records that belong to no group, such as Sitemap."""
-        return [line for line in self.lines if line.kind in FILE_FIELDS]
-
-    def introduction(self, agent: str) -> Sequence[str]:
-        """Return the comments at the user-agent lines of an agent."""
-        return self._introductions.get(agent, ())
-
-    def _read_introductions(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for line in self.lines:
-            if line.kind == "user-agent" and (line.above or line.comment):
-                comments = found.setdefault(WORD_END.split(line.value)[0].lower(), [])
+            if line.kind in FILE_FIELDS:
+                self.anywhere.append(line)
+            elif line.start < first:
+                self.before_groups.append(line)
+            elif line.kind != "user-agent":
+                self.grouped.append(line)
+            elif line.above or line.comment:
+                comments = self.introductions.setdefault(WORD_END.split(line.value)[0].lower(), [])
                 comments += [*line.above, *([f"# {line.comment}"] if line.comment else [])]
-        return found
 
 
 # --- compose ---------------------------------------------------------------------------------
@@ -391,7 +375,7 @@ class _Writer:
 
     def text(self) -> str:
         """Return the whole file."""
-        blocks = [self._head(), self._section(_Source.before_groups)]
+        blocks = [self._head(), self._records((s, s.before_groups) for s in self._sources)]
         groups: dict[tuple[int, ...], list[str]] = {}
         for name in sorted(self._agents, key=lambda name: name != "*"):  # `*` first
             key = tuple(id(source.for_agent(name)) for source in self._sources)
@@ -402,7 +386,7 @@ class _Writer:
             size += sum(map(len, blocks[-1]))
             if size > LIMIT:
                 break  # `_check_text` refuses it
-        blocks.append(self._section(_Source.anywhere))
+        blocks.append(self._records((s, s.anywhere) for s in self._sources))
         return to_unicode("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
 
     def _head(self) -> list[str]:
@@ -419,7 +403,7 @@ class _Writer:
     def _group(self, names: Sequence[str]) -> list[str]:
         block: list[str] = []
         for source in self._sources:
-            comments = [line for name in names for line in source.introduction(name)]
+            comments = [line for name in names for line in source.introductions.get(name, ())]
             block += [f"# {_label(source)}", *comments] if comments else []
         block += [f"User-agent: {self._agents[name]}" for name in names]
         body = self._records((source, source.for_agent(names[0])) for source in self._sources)
@@ -428,9 +412,6 @@ class _Writer:
             # RFC-02).
             body.append("Disallow:")
         return block + body
-
-    def _section(self, which: Callable[[_Source], Sequence[_Record]]) -> list[str]:
-        return self._records((source, which(source)) for source in self._sources)
 
     def _records(self, columns: Iterable[tuple[_Source, Sequence[_Record]]]) -> list[str]:
         block: list[str] = []
@@ -471,7 +452,7 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
         return
     seen: dict[str, tuple[str | None, bool]] = {}
     # By pattern: a path outside the prefix, if any, and whether the search for it finished.
-    for line in source.in_groups():
+    for line in source.grouped:
         path = split_content_usage(line.value)[0] if line.kind == "content-usage" else line.value
         rule = ranked(1, True, path) if line.kind in {*_RULES, "content-usage"} else None
         if rule is None or rule.head.startswith(prefix.head):
@@ -524,7 +505,7 @@ def _questions(
     for one, other in combinations(sources, 2):
         compared: set[tuple[Spans, Spans]] = set()
         for agent in agents:
-            mine, theirs = one.reading(agent), other.reading(agent)
+            mine, theirs = one.readings.of(agent), other.readings.of(agent)
             if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
                 continue
             compared.add((mine.spans, theirs.spans))
@@ -553,7 +534,7 @@ def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> N
     names = set().union(*(_all_names(source.robots) for source in sources))
     for name in sorted(names):
         composed = readings.of(name)
-        given = (source.reading(name) for source in sources)
+        given = (source.readings.of(name) for source in sources)
         expected = frozenset(
             chain.from_iterable(each.table.meaning for each in given if each is not None)
         )
