@@ -274,6 +274,15 @@ seconds: Callable[[str], float] = number_type(
 )
 
 
+def refuse_taken(host: str, port: int) -> None:
+    """Raise OSError if this process can't listen on a port of this machine."""
+    import socket  # noqa: PLC0415 - not needed by `--help`
+
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
 def load(args: argparse.Namespace, **flags: Any) -> Settings:
     """Return the effective settings for a call.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import add_option, load
-from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
-from gatekeeper.sites.texts import Text, place_of, read_bounded, read_text, urls_in
+from gatekeeper.robots import Change, Difference, Ruling, diff
+from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
@@ -42,17 +42,12 @@ def run(args: argparse.Namespace) -> int:
     settings = load(args)
     old, new = read_text(settings, args.old), read_text(settings, args.new)
     urls = urls_in(read_bounded(args.urls)) if args.urls is not None else []
-    difference = diff(_robots(old), _robots(new), agents=args.agents, urls=urls)
+    difference = diff(old.rules, new.rules, agents=args.agents, urls=urls)
     if args.json:
         print(json_text(difference))
     else:
         _print(old.name, new.name, difference)
     return DENIED if difference.changes and args.exit_code else OK
-
-
-def _robots(text: Text) -> RobotsTxt:
-    """Return the parsed file, or an empty one if the site has none."""
-    return RobotsTxt.parse(b"") if text.robots is None else text.robots
 
 
 def _print(old: str, new: str, difference: Difference) -> None:

@@ -85,6 +85,8 @@ def get_from(
     headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
     connection = _connection_to(server, certified=certified)
     try:
+        if server.socket is not None:
+            connection.sock.connect(server.socket)
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -99,7 +101,6 @@ def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTP
         connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(TIMEOUT)
-        connection.sock.connect(server.socket)
         return connection
     host = _connectable(server.host)
     if server.tls_cert is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 
-from gatekeeper.cli import TOKEN, add_option, add_wait, integer, load
+from gatekeeper.cli import TOKEN, add_option, add_wait, integer, load, refuse_taken
 from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
@@ -31,9 +30,7 @@ def _free_port(text: str) -> int:
     """Argument type: a port of 127.0.0.1 on which nothing listens."""
     port = integer(text)
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+        refuse_taken("127.0.0.1", port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", "no such port")
         raise argparse.ArgumentTypeError(f"{text!r}: {reason}; give another port") from error

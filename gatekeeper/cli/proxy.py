@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import importlib.util
 import ipaddress
-import socket
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gatekeeper.cli import TOKEN, add_option, add_wait, load
+from gatekeeper.cli import TOKEN, add_option, add_wait, load, refuse_taken
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
@@ -74,9 +73,7 @@ def _check_address(host: str, port: int) -> None:
             'mitmdump -s "$(gatekeeper proxy --script)" with its option proxyauth'
         )
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        refuse_taken(host, port)
     except OSError as error:
         raise ConfigError(f"{found}: {error.strerror}; give another address") from error
 

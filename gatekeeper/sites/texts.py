@@ -41,6 +41,11 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     coding: str = ""
     """A token of its Content-Encoding that names no registered coding; empty if there is none."""
 
+    @property
+    def rules(self) -> RobotsTxt:
+        """The file, or an empty one if the site has none."""
+        return RobotsTxt.parse(b"") if self.robots is None else self.robots
+
 
 def is_url(source: str) -> bool:
     """Return True if the source is a URL to fetch, and not a file."""
