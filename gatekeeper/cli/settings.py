@@ -5,7 +5,6 @@ The last of these wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -41,15 +40,6 @@ _FLAG_NAMES = {
 """Flags whose name differs from the name of their setting."""
 _SETTING = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
 """Matches the setting at the start of an error message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One effective value. `source` is "default", or names the file, variable or flag."""
-
-    name: str
-    value: object
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +101,12 @@ class Settings:
         """Return the effective User-Agent: the configured one or the default."""
         return self.config.user_agent or DEFAULT_IDENTITY
 
-    def without_overrides(self) -> Settings:
-        """Return settings without the operator's allow and deny, to ask about the site only."""
-        rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
-        config = msgspec.structs.replace(self.config, host=rules)
-        return dataclasses.replace(self, config=config)
-
     def blame(self, error: ConfigError) -> str:
         """Return the message with the file, variable or flag that the wrong value came from.
 
         For errors that only the code which uses a setting can detect.
         """
         return _with_source(str(error), self.sources)
-
-    def __iter__(self) -> Iterator[Setting]:
-        """Iterate over every effective value, in the order of the sections."""
-        for name, value in values_of(self.config):
-            yield Setting(name, value, self.source(name))
 
 
 def _dotted_names(raw: Mapping[str, Any]) -> Iterator[str]:

@@ -135,7 +135,7 @@ async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
     from gatekeeper.decision import Reason, State  # noqa: PLC0415
 
     name = f"{origin}/robots.txt"
-    async with open_gate(settings.without_overrides()) as gate:
+    async with open_gate(settings, overrides=False) as gate:
         robots = await gate.robots(name)
         if robots is not None:
             body, coding = robots.octets.encode("latin-1"), gate.parts.directory.coding(origin)
