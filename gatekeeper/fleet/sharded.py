@@ -122,16 +122,14 @@ class ShardedLedger:
     def stats(self) -> FleetStats:
         """Return sums over the shards; state and members are those of the worst shard."""
         every = [shard.stats() for shard in self.shards]
-        return FleetStats(
+        counters = ("calls", "requests", "failures", "epochs")
+        return replace(
+            every[0],
             state=self.state,
             members=min(one.members for one in every),
-            member=self.member,
-            calls=sum(one.calls for one in every),
-            requests=sum(one.requests for one in every),
-            failures=sum(one.failures for one in every),
-            epochs=sum(one.epochs for one in every),
             dividing=any(one.dividing for one in every),
             recovery=self.recovery,
+            **{name: sum(getattr(one, name) for one in every) for name in counters},
         )
 
     def sharing(
