@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 import msgspec
 from aiohttp import hdrs
+from msgspec.structs import replace
 from yarl import URL
 
 from gatekeeper import urls
@@ -81,29 +82,13 @@ class Attempt(msgspec.Struct, frozen=True):
         """The URL to request now."""
         return self.redirects[-1][1] if self.redirects else self.url
 
-    def redirected(self, status: int, url: str) -> Attempt:
-        """Return the attempt after a redirect to another URL."""
-        return Attempt(self.url, (*self.redirects, (status, url)), self.tries)
-
-    def tried_again(self) -> Attempt:
-        """Return the attempt with one more try."""
-        return Attempt(self.url, self.redirects, self.tries + 1)
-
     def passed(self, url: str) -> bool:
         """Return True if the URL is already part of this redirect chain."""
         return url == self.url or any(url == hop for _, hop in self.redirects)
 
-    def denied(self, decision: Decision, at: datetime) -> Entry:
-        """Return the entry of a URL that may not be fetched."""
-        return self._entry(Result.DENIED, at, decision=decision)
-
-    def failed(self, error: str, at: datetime, **more: Any) -> Entry:
-        """Return the entry of a URL that could not be fetched."""
-        return self._entry(Result.FAILED, at, error=error, **more)
-
     def fetched(self, answer: Answer, **stored: Any) -> Entry:
         """Return the entry of a fetched URL; `stored` describes its body."""
-        return self._entry(
+        return self.entry(
             Result.FETCHED,
             answer.at,
             status=answer.response.status,
@@ -114,7 +99,8 @@ class Attempt(msgspec.Struct, frozen=True):
             **stored,
         )
 
-    def _entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
+    def entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
+        """Return the entry of the given URL with this outcome."""
         return Entry(
             url=self.url,
             outcome=outcome,
@@ -408,8 +394,7 @@ class Crawl:
         if not self._skip(error.url, is_url=False):
             self._chains.begin(error.url)
             self.tally.total += 1
-            attempt, problem = Attempt(error.url, tries=0), f"invalid URL: {error.problem}"
-            self._finish(attempt.failed(problem, self._now(), where=where))
+            self._fail(Attempt(error.url, tries=0), f"invalid URL: {error.problem}", where=where)
 
     def _skip(self, url: str, *, is_url: bool = True) -> bool:
         """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
@@ -428,7 +413,7 @@ class Crawl:
         self.queue.put_nowait(url, priority=priority)
 
     async def _retry(self, url: str, attempt: Attempt) -> None:
-        self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
+        self._requeue(url, replace(attempt, tries=attempt.tries + 1), _AFTER_OTHERS)
         await self.on_setback(urls.split(url)[0])
 
     def _take_attempt(self, shown: str) -> Attempt:
@@ -489,7 +474,7 @@ class Crawl:
             except Deferred as error:  # temporary: the URL must not be recorded as denied
                 await self._handle_failure(url, attempt, error)
             except Denied as error:  # robots.txt changed between the grant and the request
-                self._finish(attempt.denied(error.decision, self._now()))
+                self._deny(attempt, error.decision)
             except InvalidURL as error:
                 self._fail(attempt, str(error))
             except (aiohttp.ClientError, OSError) as error:
@@ -515,7 +500,7 @@ class Crawl:
             await self._retry(url, attempt)
         else:
             error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
-            self._finish(attempt.failed(error, answer.at, status=status, warc=warc))
+            self._fail(attempt, error, answer.at, status=status, warc=warc)
 
     def _follow(self, url: str, attempt: Attempt, answer: Answer) -> None:
         """Queue the target of a redirect, or finish the URL if it can't be followed."""
@@ -537,7 +522,8 @@ class Crawl:
         if attempt.passed(target):
             self._fail(attempt, f"redirect loop, back to {target}")
             return
-        start, attempt = attempt, attempt.redirected(answer.response.status, target)
+        start, hop = attempt, (answer.response.status, target)
+        attempt = replace(start, redirects=(*start.redirects, hop))
         manifest = self._outputs.manifest
         outcome = self._chains.outcome(target)
         if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
@@ -637,13 +623,15 @@ class Crawl:
         self._queue_shrunk.set()
         attempt = self._take_attempt(decision.url)
         self.hosts.drop(urls.split(attempt.last)[0])
-        self._finish(attempt.denied(decision, self._now()))
+        self._deny(attempt, decision)
 
-    def _fail(self, attempt: Attempt, error: str) -> None:
-        self._finish(attempt.failed(error, self._now()))
+    def _deny(self, attempt: Attempt, decision: Decision) -> None:
+        at = utc(self._clock.wall())
+        self._finish(attempt.entry(Result.DENIED, at, decision=decision))
 
-    def _now(self) -> datetime:
-        return utc(self._clock.wall())
+    def _fail(self, attempt: Attempt, error: str, at: datetime | None = None, **more: Any) -> None:
+        at = at or utc(self._clock.wall())
+        self._finish(attempt.entry(Result.FAILED, at, error=error, **more))
 
     def _finish(self, entry: Entry) -> None:
         """Record an entry, then the entries that waited for it.
