@@ -13,11 +13,12 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, combinations
+from typing import NamedTuple
 
 import msgspec
 
 from gatekeeper.robots.groups import WORD_END, agent_lines, group_starts, names_of
-from gatekeeper.robots.model import Match, Rule
+from gatekeeper.robots.model import Rule
 from gatekeeper.robots.parser import LIMIT, Spans, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
 from gatekeeper.robots.policy import RobotsTxt
@@ -611,7 +612,7 @@ def diff(
         spans = tuple(side and side.spans for side in sides)
         groups.setdefault(agent if None in spans else spans, []).append(agent)
     compared = [
-        _Comparison(tuple(members), (old, new), [each.of(members[0]) for each in readings])
+        _Comparison(tuple(members), (old, new), *(each.of(members[0]) for each in readings))
         for members in groups.values()
     ]
     complete = all(each.exact for each in compared)
@@ -647,24 +648,18 @@ def _pairs(compared: Sequence[_Comparison]) -> Iterator[tuple[_Pair, Sequence[Pa
                 yield ((place, number), each.agents, rulings), ((old, before), (new, after))
 
 
-def _ruling(match: Match) -> Ruling:
-    return Ruling(match.allowed, match.rule)
-
-
-class _Comparison:
+class _Comparison(NamedTuple):
     """Two files for agents that obey the same lines."""
 
-    def __init__(
-        self,
-        agents: tuple[str, ...],
-        files: tuple[RobotsTxt, RobotsTxt],
-        readings: Sequence[Reading | None],
-    ) -> None:
-        self.agents: tuple[str, ...] = agents
-        self._files = files
-        self.old, self.new = readings
-        self.exact: bool = files[0] == files[1] or None not in readings
+    agents: tuple[str, ...]
+    files: tuple[RobotsTxt, RobotsTxt]
+    old: Reading | None
+    new: Reading | None
+
+    @property
+    def exact(self) -> bool:
         """Whether a search finds every difference."""
+        return self.files[0] == self.files[1] or None not in (self.old, self.new)
 
     def given(self, urls: Iterable[str]) -> Iterator[Change]:
         """Yield the changes about these URLs; without a search, about likely paths as well."""
@@ -673,14 +668,15 @@ class _Comparison:
             urls += self._likely()
         if not urls:
             return  # a policy reads its whole file
-        policies = [robots.policy(self.agents[0]) for robots in self._files]
+        policies = [robots.policy(self.agents[0]) for robots in self.files]
         for url in dict.fromkeys(urls):
             old, new = (policy.match(url) for policy in policies)
             if old.allowed != new.allowed:
-                yield Change(self.agents, url, _ruling(old), _ruling(new))
+                rulings = (Ruling(match.allowed, match.rule) for match in (old, new))
+                yield Change(self.agents, url, *rulings)
 
     def _likely(self) -> Iterator[str]:
-        for robots in self._files:
+        for robots in self.files:
             for rule in chain.from_iterable(group.rules for group in robots.groups):
                 yield from likely_paths(to_octets(rule.value))
 
