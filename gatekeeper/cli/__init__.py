@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,6 +174,25 @@ class _Completion(argparse.Action):
         parser.exit()
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command."""
+
+    def option(self, form: str, text: str, *, to: Any = None, **more: Any) -> None:
+        """Add an option in the form of the usage message, with its help. `to`: a group.
+
+        "-o --output DIR" has a value, "--ignore CODE..." is repeatable, and "--strict" is a switch.
+        """
+        names = form.split()
+        metavar = None if names[-1].startswith("-") else names.pop()
+        if metavar is None:
+            more["action"] = "store_true"
+        elif metavar.endswith("..."):
+            more |= {"metavar": metavar.removesuffix("..."), "action": "append", "default": []}
+        else:
+            more["metavar"] = metavar
+        (to or self).add_argument(*names, help=text, **more)
+
+
 def _parser(
     argv: Sequence[str], prepare: Callable[[argparse.ArgumentParser], object] | None = None
 ) -> argparse.ArgumentParser:
@@ -195,7 +215,9 @@ def _parser(
         action=_Completion,
         help="print the script that completes commands and options in that shell (extra `cli`)",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=CommandParser
+    )
     chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
@@ -212,42 +234,25 @@ def _parser(
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: CommandParser) -> None:
     """Add --config, --user-agent, --allow-address and --json."""
-    group = parser.add_argument_group("common options")
-    add_option(group, "--config FILE", f"TOML file; `{NAME} config show` lists every setting")
-    add_option(group, "--user-agent NAME", 'your identity: "examplebot/1.0 (+https://...)"')
-    add_option(
-        group,
+    option = partial(parser.option, to=parser.add_argument_group("common options"))
+    option("--config FILE", f"TOML file; `{NAME} config show` lists every setting")
+    option("--user-agent NAME", 'your identity: "examplebot/1.0 (+https://...)"')
+    option(
         "--allow-address CIDR...",
         "a private address range or a host name that may be reached (repeatable); "
         "a range does not include internal names such as localhost: give the name",
     )
-    add_option(group, "--json", "print JSON")
+    option("--json", "print JSON")
 
 
 # --- shared by the commands ------------------------------------------------------------------
 
 
-def add_option(parser: Any, form: str, text: str, **more: Any) -> None:
-    """Add an option to a parser or a group in the form of the usage message, with its help.
-
-    "-o --output DIR" has a value, "--ignore CODE..." is repeatable, and "--strict" is a switch.
-    """
-    names = form.split()
-    metavar = None if names[-1].startswith("-") else names.pop()
-    if metavar is None:
-        more["action"] = "store_true"
-    elif metavar.endswith("..."):
-        more |= {"metavar": metavar.removesuffix("..."), "action": "append", "default": []}
-    else:
-        more["metavar"] = metavar
-    parser.add_argument(*names, help=text, **more)
-
-
-def add_wait(parser: argparse.ArgumentParser, text: str) -> None:
+def add_wait(parser: CommandParser, text: str) -> None:
     """Add the argument `--wait`, of which `text` is the help."""
-    add_option(parser, "--wait SECONDS", text, type=seconds, default=60.0)
+    parser.option("--wait SECONDS", text, type=seconds, default=60.0)
 
 
 def number_type(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import add_option, load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.robots import Change, Difference, Ruling, diff
 from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
@@ -16,7 +16,7 @@ _SHOWN = 10
 """Maximum number of pairs of lines that are shown as not searched."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `diff`."""
     parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
     parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
@@ -26,12 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="product tokens (default: all that either file names, and * for the others)",
     )
-    add_option(
-        parser,
+    parser.option(
         "--urls FILE",
         "URLs or paths, one per line, to compare besides those derived from the rules; - is stdin",
     )
-    add_option(parser, "--exit-code", "exit 1 if a verdict changes")
+    parser.option("--exit-code", "exit 1 if a verdict changes")
 
 
 def run(args: argparse.Namespace) -> int:

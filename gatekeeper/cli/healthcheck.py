@@ -12,16 +12,16 @@ import socket
 import ssl
 from pathlib import Path
 
-from gatekeeper.cli import add_option, integer, load
+from gatekeeper.cli import CommandParser, integer, load
 from gatekeeper.config import ServerConfig
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
 EXAMPLE = f"{NAME} healthcheck --ready"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `healthcheck`."""
-    add_option(parser, "--ready", "check that it is ready for requests")
+    parser.option("--ready", "check that it is ready for requests")
     add_address(parser)
 
 
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
 TIMEOUT = 2.0
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
+def add_address(parser: CommandParser) -> None:
     """Add --host, --port and --socket."""
-    add_option(parser, "--host HOST", "its address, if not as configured")
-    add_option(parser, "--port PORT", "its port, if not as configured", type=integer)
-    add_option(parser, "--socket PATH", "its unix socket")
+    parser.option("--host HOST", "its address, if not as configured")
+    parser.option("--port PORT", "its port, if not as configured", type=integer)
+    parser.option("--socket PATH", "its unix socket")
 
 
 def server_of(args: argparse.Namespace) -> ServerConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gatekeeper import signing
-from gatekeeper.cli import add_option, load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
@@ -22,7 +22,7 @@ from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 EXAMPLE = f"{NAME} identity new bot.pem"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `identity`."""
     parser.add_argument(
         "action",
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="new: the file to create (never overwritten)"
     )
-    add_option(parser, "-o --output FILE", "output file (default: stdout)")
+    parser.option("-o --output FILE", "output file (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,20 +6,17 @@ import argparse
 import asyncio
 import os
 
-from gatekeeper.cli import TOKEN, add_option, add_wait, integer, load, refuse_taken
+from gatekeeper.cli import TOKEN, CommandParser, add_wait, integer, load, refuse_taken
 from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
 EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `mcp`."""
-    add_option(
-        parser, "--http PORT", "streamable HTTP on 127.0.0.1 instead of stdio", type=_free_port
-    )
-    add_option(
-        parser,
+    parser.option("--http PORT", "streamable HTTP on 127.0.0.1 instead of stdio", type=_free_port)
+    parser.option(
         "--gate URL",
         f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gatekeeper.cli import TOKEN, add_option, add_wait, load, refuse_taken
+from gatekeeper.cli import TOKEN, CommandParser, add_wait, load, refuse_taken
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
@@ -23,31 +23,28 @@ PYTHON: tuple[int, int] = sys.version_info[:2]
 _SCRIPT = "gatekeeper.integrations.mitmproxy_script"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `proxy`."""
-    add_option(
-        parser,
+    parser.option(
         "--listen HOST:PORT",
         "address to listen on (127.0.0.1:8080); port 0 takes a free one",
         type=_address,
         default="127.0.0.1:8080",
     )
-    add_option(
-        parser,
+    parser.option(
         "--sidecar URL",
         f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )
-    add_option(
-        parser, "--subresources", "for browsers: what a page loads is decided, and takes no lease"
+    parser.option(
+        "--subresources", "for browsers: what a page loads is decided, and takes no lease"
     )
-    add_option(
-        parser,
+    parser.option(
         "--passthrough HOST...",
         "leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
         "front page (repeatable)",
     )
     add_wait(parser, "maximum time that a request waits for its host; then it gets 429 (60)")
-    add_option(parser, "--script", "print the path of the add-on, for `mitmdump -s`, and exit")
+    parser.option("--script", "print the path of the add-on, for `mitmdump -s`, and exit")
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import add_option, check_folder, integer, load
+from gatekeeper.cli import CommandParser, check_folder, integer, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
@@ -13,21 +13,20 @@ from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `serve`."""
-    add_option(parser, "--host H", "address to listen on (127.0.0.1)")
-    add_option(parser, "--port P", "port (8750); 0 takes a free one", type=integer)
-    add_option(parser, "--socket PATH", "listen on a unix socket (mode 0600) instead")
-    add_option(
-        parser,
+    parser.option("--host H", "address to listen on (127.0.0.1)")
+    parser.option("--port P", "port (8750); 0 takes a free one", type=integer)
+    parser.option("--socket PATH", "listen on a unix socket (mode 0600) instead")
+    parser.option(
         "--proxy PORT",
         f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
         type=integer,
     )
-    add_option(parser, "--workers N", "more processes that answer /v1/check (0)", type=integer)
-    add_option(parser, "--token-file FILE", "bearer tokens, one per line")
-    add_option(parser, "--storage PATH|memory", "where state is stored; memory: nowhere")
-    add_option(parser, "--fleet URL", "a Valkey or Redis that several sidecars share")
+    parser.option("--workers N", "more processes that answer /v1/check (0)", type=integer)
+    parser.option("--token-file FILE", "bearer tokens, one per line")
+    parser.option("--storage PATH|memory", "where state is stored; memory: nowhere")
+    parser.option("--fleet URL", "a Valkey or Redis that several sidecars share")
 
 
 def run(args: argparse.Namespace) -> int:

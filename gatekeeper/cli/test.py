@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli import add_option, load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Rule
 from gatekeeper.sites.texts import Text, is_url, place_of, read_bounded, read_sitemap, read_text
@@ -61,17 +61,15 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
 EXAMPLE = f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `test`."""
     parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
-    add_option(
-        parser,
+    parser.option(
         "--expect CASES.toml...",
         "[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
         "(default *) and line (repeatable)",
     )
-    add_option(
-        parser,
+    parser.option(
         "--sitemap FILE|URL...",
         "every URL in it must be allowed (repeatable); one at a URL is fetched politely",
     )

@@ -164,7 +164,6 @@ class RedisLedger:
         self._url = url
         self._store = Store(url, config, tag=namespace)
         self._namespace = namespace
-        self._robots_store: Store | None = None
         self._shared_fetcher: SharedFetcher | None = None
         self._prefix = key_prefix(namespace)
         self._epoch_keys = [*map(self._key, EPOCH_KEYS)]
@@ -214,7 +213,6 @@ class RedisLedger:
         """Return a source of robots.txt files that the fleet fetches once. `files()` returns the
         files that this member has, None: not yet. `mine`: the origins that this ledger stores."""
         store = Store(self._url, self.config, any_epoch=True, tag=self._namespace)
-        self._robots_store = store
         self._shared_fetcher = shared = SharedFetcher(
             fetcher, store, cache, self._prefix, self.member, files, mine, divided=self._divided
         )
@@ -272,9 +270,8 @@ class RedisLedger:
                     keys = [self._epoch_keys[0], self._key("members")]
                     await self._store.script(LEAVE, keys, [self.member, self._epoch])
         await self._store.close()
-        if self._robots_store is not None and self._shared_fetcher is not None:
+        if self._shared_fetcher is not None:
             await self._shared_fetcher.close()
-            await self._robots_store.close()
 
     async def __aenter__(self) -> RedisLedger:
         await self.open()
