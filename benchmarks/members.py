@@ -71,19 +71,19 @@ class Wire:
     async def head(self, tokens: Sequence[str]) -> None:
         """Report that the response heads of these tokens have arrived."""
         await self._pass()
-        self.book.head_nowait(tokens)
+        await self.book.head(tokens)
         await self._pass()
 
     async def end(self, ends: Sequence[End]) -> None:
         """End the tokens and free their slots."""
         await self._pass()
-        self.book.end_nowait(ends)
+        await self.book.end(ends)
         await self._pass()
 
     async def renew(self, tokens: Sequence[str]) -> None:
         """Extend the holds of these tokens."""
         await self._pass()
-        self.book.renew_nowait(tokens)
+        await self.book.renew(tokens)
         await self._pass()
 
     async def block(self, reports: Sequence[Report]) -> None:

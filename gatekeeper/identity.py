@@ -1,31 +1,7 @@
 """Signed requests, by the name that programs import: see `gatekeeper.signing`."""
 
-from gatekeeper.signing import (
-    DIRECTORY_PATH,
-    DIRECTORY_TYPE,
-    PublicKey,
-    SignatureAgent,
-    Signer,
-    SigningKey,
-    key_directory,
-    new_key,
-    read_public,
-    read_signing_key,
-    signature_agent,
-    signature_base,
-)
+from gatekeeper import signing
+from gatekeeper.signing import *  # noqa: F403 - every public name, and no other
 
-__all__ = [
-    "DIRECTORY_PATH",
-    "DIRECTORY_TYPE",
-    "PublicKey",
-    "SignatureAgent",
-    "Signer",
-    "SigningKey",
-    "key_directory",
-    "new_key",
-    "read_public",
-    "read_signing_key",
-    "signature_agent",
-    "signature_base",
-]
+__all__: list[str] = []
+__all__ += signing.__all__

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO, Protocol, Self, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO, cast
 
 from gatekeeper.errors import ConfigError, InvalidURL
 
@@ -36,9 +36,6 @@ class CallSettings(Protocol):
 
     def identity(self) -> str:
         """Return the User-Agent: the configured one, or a default."""
-
-    def without_overrides(self) -> Self:
-        """Return the same settings without the operator's overrides of robots.txt."""
 
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -110,11 +107,19 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def open_gate(settings: CallSettings) -> Gatekeeper:
-    """Return a gate for a short-lived command. It stores nothing unless storage.path is set."""
+def open_gate(settings: CallSettings, *, overrides: bool = True) -> Gatekeeper:
+    """Return a gate for a short-lived command. It stores nothing unless storage.path is set.
+
+    `overrides`: with the operator's allow and deny. Without them it asks about the site only.
+    """
+    from msgspec.structs import replace  # noqa: PLC0415 - `--help` does not need it
+
     from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
 
-    return Gatekeeper(settings.identity(), config=settings.config)
+    config = settings.config
+    if not overrides:
+        config = replace(config, host=tuple(replace(one, robots="obey") for one in config.host))
+    return Gatekeeper(settings.identity(), config=config)
 
 
 def warn_if_anonymous(settings: CallSettings) -> None:

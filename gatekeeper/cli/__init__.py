@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,6 +174,25 @@ class _Completion(argparse.Action):
         parser.exit()
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command."""
+
+    def option(self, form: str, text: str, *, to: Any = None, **more: Any) -> None:
+        """Add an option in the form of the usage message, with its help. `to`: a group.
+
+        "-o --output DIR" has a value, "--ignore CODE..." is repeatable, and "--strict" is a switch.
+        """
+        names = form.split()
+        metavar = None if names[-1].startswith("-") else names.pop()
+        if metavar is None:
+            more["action"] = "store_true"
+        elif metavar.endswith("..."):
+            more |= {"metavar": metavar.removesuffix("..."), "action": "append", "default": []}
+        else:
+            more["metavar"] = metavar
+        (to or self).add_argument(*names, help=text, **more)
+
+
 def _parser(
     argv: Sequence[str], prepare: Callable[[argparse.ArgumentParser], object] | None = None
 ) -> argparse.ArgumentParser:
@@ -195,7 +215,9 @@ def _parser(
         action=_Completion,
         help="print the script that completes commands and options in that shell (extra `cli`)",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=CommandParser
+    )
     chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
@@ -212,32 +234,25 @@ def _parser(
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: CommandParser) -> None:
     """Add --config, --user-agent, --allow-address and --json."""
-    group = parser.add_argument_group("common options")
-    group.add_argument(
-        "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
-    )
-    group.add_argument(
-        "--user-agent", metavar="NAME", help='your identity: "examplebot/1.0 (+https://...)"'
-    )
-    group.add_argument(
-        "--allow-address",
-        metavar="CIDR",
-        action="append",
-        default=[],
-        help="a private address range or a host name that may be reached (repeatable); "
+    option = partial(parser.option, to=parser.add_argument_group("common options"))
+    option("--config FILE", f"TOML file; `{NAME} config show` lists every setting")
+    option("--user-agent NAME", 'your identity: "examplebot/1.0 (+https://...)"')
+    option(
+        "--allow-address CIDR...",
+        "a private address range or a host name that may be reached (repeatable); "
         "a range does not include internal names such as localhost: give the name",
     )
-    group.add_argument("--json", action="store_true", help="print JSON")
+    option("--json", "print JSON")
 
 
 # --- shared by the commands ------------------------------------------------------------------
 
 
-def add_wait(parser: argparse.ArgumentParser, text: str) -> None:
+def add_wait(parser: CommandParser, text: str) -> None:
     """Add the argument `--wait`, of which `text` is the help."""
-    parser.add_argument("--wait", metavar="SECONDS", type=seconds, default=60.0, help=text)
+    parser.option("--wait SECONDS", text, type=seconds, default=60.0)
 
 
 def number_type(
@@ -262,6 +277,15 @@ positive: Callable[[str], int] = number_type(
 seconds: Callable[[str], float] = number_type(
     float, "a number of seconds above 0", lambda number: 0 < number < math.inf
 )
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raise OSError if this process can't listen on a port of this machine."""
+    import socket  # noqa: PLC0415 - not needed by `--help`
+
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
 
 
 def load(args: argparse.Namespace, **flags: Any) -> Settings:

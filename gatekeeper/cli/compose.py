@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.robots import Fragment, compose
 from gatekeeper.sites.texts import is_url, read_text, replace_file
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr
@@ -15,7 +15,7 @@ from gatekeeper.urls import printable
 EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `compose`."""
     parser.add_argument(
         "fragments",
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FRAGMENT",
         help="a file; `# compose: owner=NAME prefix=/x/` at its start limits it to these paths",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="output file (default: stdout)")
+    parser.option("-o --output FILE", "output file (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:

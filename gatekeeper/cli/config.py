@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
 
 import msgspec
 
 from gatekeeper.cli import check_folder, load
-from gatekeeper.cli.settings import Setting, Settings
-from gatekeeper.config import agent_named
+from gatekeeper.cli.settings import Settings
+from gatekeeper.config import agent_named, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.terminal import NAME, OK, json_text
@@ -65,41 +64,42 @@ def _print_checked(settings: Settings, *, as_json: bool) -> None:
 
 
 def _show_json(settings: Settings) -> None:
-    values: dict[str, Any] = {
-        setting.name: {"value": _masked_value(setting), "source": setting.source}
-        for setting in settings
+    values = {
+        name: {"value": _masked(value), "source": settings.source(name)}
+        for name, value in values_of(settings.config)
     }
     print(msgspec.json.format(json_text(values), indent=2))
 
 
 def _show(settings: Settings) -> None:
-    section = ""
-    for setting in settings:
-        head, _, field = setting.name.rpartition(".")
-        if head != section:
-            section = head
+    shown = ""
+    for name, value in values_of(settings.config):
+        section, _, field = name.rpartition(".")
+        if section != shown:
+            shown = section
             print(f"\n[{section}]")
-        value = json_text(_masked_value(setting)) if setting.value is not None else "(not set)"
-        notes = [] if setting.source == "default" else [setting.source]
-        notes.extend(_notes(setting, settings))
+        text = json_text(_masked(value)) if value is not None else "(not set)"
+        source = settings.source(name)
+        notes = [] if source == "default" else [source]
+        notes.extend(_notes(name, value, settings))
         comment = f"    # {'; '.join(notes)}" if notes else ""
-        print(f"{field} = {value}{comment}")
+        print(f"{field} = {text}{comment}")
 
 
-def _masked_value(setting: Setting) -> object:
+def _masked(value: object) -> object:
     """Return the value without secrets."""
     from gatekeeper.sidecar.routes.operators import masked  # noqa: PLC0415
 
-    return masked(msgspec.to_builtins(setting.value))
+    return masked(msgspec.to_builtins(value))
 
 
-def _notes(setting: Setting, settings: Settings) -> list[str]:
+def _notes(name: str, value: object, settings: Settings) -> list[str]:
     """Return notes about consequences of a value that it does not show."""
-    if setting.name == "user_agent":
+    if name == "user_agent":
         identity = settings.identity()
-        notes = [f"sites see {identity}"] if setting.value is None else []
+        notes = [f"sites see {identity}"] if value is None else []
         return [*notes, f"rules are selected for {agent_named(identity)}"]
-    if setting.name == "storage.path" and setting.value is None:
+    if name == "storage.path" and value is None:
         from gatekeeper.sidecar.process import state_path  # noqa: PLC0415
 
         try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import load
-from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
-from gatekeeper.sites.texts import Text, place_of, read_bounded, read_text, urls_in
+from gatekeeper.cli import CommandParser, load
+from gatekeeper.robots import Change, Difference, Ruling, diff
+from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
@@ -16,7 +16,7 @@ _SHOWN = 10
 """Maximum number of pairs of lines that are shown as not searched."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `diff`."""
     parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
     parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
@@ -26,13 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="product tokens (default: all that either file names, and * for the others)",
     )
-    parser.add_argument(
-        "--urls",
-        metavar="FILE",
-        help="URLs or paths, one per line, to compare besides those derived from the rules; - is "
-        "stdin",
+    parser.option(
+        "--urls FILE",
+        "URLs or paths, one per line, to compare besides those derived from the rules; - is stdin",
     )
-    parser.add_argument("--exit-code", action="store_true", help="exit 1 if a verdict changes")
+    parser.option("--exit-code", "exit 1 if a verdict changes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,17 +41,12 @@ def run(args: argparse.Namespace) -> int:
     settings = load(args)
     old, new = read_text(settings, args.old), read_text(settings, args.new)
     urls = urls_in(read_bounded(args.urls)) if args.urls is not None else []
-    difference = diff(_robots(old), _robots(new), agents=args.agents, urls=urls)
+    difference = diff(old.rules, new.rules, agents=args.agents, urls=urls)
     if args.json:
         print(json_text(difference))
     else:
         _print(old.name, new.name, difference)
     return DENIED if difference.changes and args.exit_code else OK
-
-
-def _robots(text: Text) -> RobotsTxt:
-    """Return the parsed file, or an empty one if the site has none."""
-    return RobotsTxt.parse(b"") if text.robots is None else text.robots
 
 
 def _print(old: str, new: str, difference: Difference) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from gatekeeper import urls
-from gatekeeper.cli import load, positive, seconds
+from gatekeeper.cli import CommandParser, load, positive, seconds
 from gatekeeper.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
@@ -25,93 +25,74 @@ _JSON_HELP = (
 EXAMPLE = f"{NAME} fetch -i urls.txt -o pages"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `fetch`."""
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
-    parser.add_argument(
-        "-i", "--input", metavar="FILE", type=_path, help="URLs, one per line; # starts a comment"
+    parser.option("-i --input FILE", "URLs, one per line; # starts a comment", type=_path)
+    parser.option(
+        "--sitemap ORIGIN...", "every page that the sitemaps of its robots.txt list (repeatable)"
     )
-    parser.add_argument(
-        "--sitemap",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="every page that the sitemaps of its robots.txt list (repeatable)",
+    parser.option(
+        "--since DATE",
+        "of --sitemap, no page that was certainly not modified since, such as 2026-11-01",
     )
-    parser.add_argument(
-        "--since",
-        metavar="DATE",
-        help="of --sitemap, no page that was certainly not modified since, such as 2026-11-01",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="DIR",
+    parser.option(
+        "-o --output DIR",
+        f"folder for pages and {MANIFEST}; an interrupted crawl resumes",
         type=_path,
-        help=f"folder for pages and {MANIFEST}; an interrupted crawl resumes",
     )
-    parser.add_argument(
-        "--warc",
-        metavar="FILE",
+    parser.option(
+        "--warc FILE",
+        "WARC 1.1, compressed if it ends in .gz; resumes by FILE.* next to it, or by -o",
         type=_path,
-        help="WARC 1.1, compressed if it ends in .gz; resumes by FILE.* next to it, or by -o",
     )
-    parser.add_argument(
-        "--audit",
-        metavar="FOLDER",
+    parser.option(
+        "--audit FOLDER",
+        "write the audit record there: each robots.txt, request and refusal",
         type=_path,
-        help="write the audit record there: each robots.txt, request and refusal",
     )
-    parser.add_argument(
+    parser.option(
         "--retry-denied",
-        action="store_true",
-        help="ask again about URLs that an earlier run was denied (refusals by the guard or by an "
+        "ask again about URLs that an earlier run was denied (refusals by the guard or by an "
         "override of the configuration are always asked about again)",
     )
-    parser.add_argument(
-        "--denied-ok",
-        action="store_true",
-        help="exit 0 if every URL was fetched or denied, as scripts under `set -e` need",
+    parser.option(
+        "--denied-ok", "exit 0 if every URL was fetched or denied, as scripts under `set -e` need"
     )
     _add_limits(parser)
     parser.add_argument_group("output with --json", _JSON_HELP)
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--concurrency",
-        metavar="N",
+def _add_limits(parser: CommandParser) -> None:
+    parser.option(
+        "--concurrency N",
+        "requests in flight over all hosts (100); the limit of each host still applies",
         type=_concurrency,
         default=100,
-        help="requests in flight over all hosts (100); the limit of each host still applies",
     )
-    parser.add_argument(
-        "--max-body",
-        metavar="BYTES",
+    parser.option(
+        "--max-body BYTES",
+        "maximum bytes to read of one body (10 MiB)",
         type=positive,
         default=10 * 1024 * 1024,
-        help="maximum bytes to read of one body (10 MiB)",
     )
-    parser.add_argument(
-        "--tries",
-        metavar="N",
+    parser.option(
+        "--tries N",
+        "attempts for a URL that fails or is answered 429 or 503 (3)",
         type=positive,
         default=3,
-        help="attempts for a URL that fails or is answered 429 or 503 (3)",
     )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
+    parser.option(
+        "--timeout SECONDS",
+        "network time of one request (300); waiting for the host does not count",
         type=seconds,
         default=300.0,
-        help="network time of one request (300); waiting for the host does not count",
     )
-    parser.add_argument(
-        "--max-wait",
-        metavar="SECONDS",
+    parser.option(
+        "--max-wait SECONDS",
+        "stop if no host is due this long after the last request (3600); run again to resume",
         type=seconds,
         default=3600.0,
-        help="stop if no host is due this long after the last request (3600); run again to resume",
     )
 
 

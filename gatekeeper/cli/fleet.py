@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
@@ -20,7 +20,7 @@ _MAX_NAMES = 5
 """Maximum number of members that are named."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `fleet`."""
     parser.add_argument(
         "action",
@@ -29,17 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "waiting for members that may still be under way. Only if there are none",
     )
     parser.add_argument("url", metavar="URL", help="the Valkey or Redis, as in fleet.url")
-    parser.add_argument("--namespace", metavar="NAME", help="the fleet's, if not as configured")
+    parser.option("--namespace NAME", "the fleet's, if not as configured")
     parser.add_argument(
         "--sharded",
         action="store_const",
         const=True,
         help="for members with fleet.sharded = true, on a Valkey or Redis Cluster",
     )
-    parser.add_argument(
+    parser.option(
         "--force",
-        action="store_true",
-        help="also if the store has a fleet already: hosts may be asked too early by members that "
+        "also if the store has a fleet already: hosts may be asked too early by members that "
         "have not reported their state",
     )
 

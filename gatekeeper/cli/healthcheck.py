@@ -12,16 +12,16 @@ import socket
 import ssl
 from pathlib import Path
 
-from gatekeeper.cli import integer, load
+from gatekeeper.cli import CommandParser, integer, load
 from gatekeeper.config import ServerConfig
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
 EXAMPLE = f"{NAME} healthcheck --ready"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `healthcheck`."""
-    parser.add_argument("--ready", action="store_true", help="check that it is ready for requests")
+    parser.option("--ready", "check that it is ready for requests")
     add_address(parser)
 
 
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
 TIMEOUT = 2.0
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
+def add_address(parser: CommandParser) -> None:
     """Add --host, --port and --socket."""
-    parser.add_argument("--host", help="its address, if not as configured")
-    parser.add_argument("--port", type=integer, help="its port, if not as configured")
-    parser.add_argument("--socket", metavar="PATH", help="its unix socket")
+    parser.option("--host HOST", "its address, if not as configured")
+    parser.option("--port PORT", "its port, if not as configured", type=integer)
+    parser.option("--socket PATH", "its unix socket")
 
 
 def server_of(args: argparse.Namespace) -> ServerConfig:
@@ -85,6 +85,8 @@ def get_from(
     headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
     connection = _connection_to(server, certified=certified)
     try:
+        if server.socket is not None:
+            connection.sock.connect(server.socket)
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -96,7 +98,10 @@ def get_from(
 
 def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTPConnection:
     if server.socket is not None:
-        return _UnixConnection(server.socket)
+        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(TIMEOUT)
+        return connection
     host = _connectable(server.host)
     if server.tls_cert is None:
         return http.client.HTTPConnection(host, server.port, timeout=TIMEOUT)
@@ -121,14 +126,3 @@ def _connectable(host: str) -> str:
     if not address.is_unspecified:
         return host
     return "127.0.0.1" if address.version == 4 else "::1"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT)
-        self.sock.connect(self._path)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import html
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gatekeeper import signing
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots import product_token
+from gatekeeper.sidecar.pages.html import Html, code, items, link, markup
 from gatekeeper.sites.texts import replace_file
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} identity new bot.pem"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `identity`."""
     parser.add_argument(
         "action",
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="new: the file to create (never overwritten)"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="output file (default: stdout)")
+    parser.option("-o --output FILE", "output file (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,58 +110,55 @@ def _show(settings: Settings, *, as_json: bool) -> int:
 
 # --- the page --------------------------------------------------------------------------------
 
-_PAGE = """<!doctype html>
+_PAGE: Final = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<title>About {}</title>
 </head>
 <body>
-{body}
-</body>
+<h1>About {}</h1>
+<p>{}</p>
+<p>It identifies itself as {} in every request.</p>
+{}<h2>How to keep it out</h2>
+<p>It reads robots.txt before anything else, and obeys it (RFC 9309). This keeps it out of a folder,
+or with <code>Disallow: /</code> of everything:</p>
+<pre>User-agent: {}
+Disallow: /private/</pre>
+<p>It also keeps the pace that <code>Crawl-delay</code> asks for, and pauses after <code>429</code>
+and <code>Retry-After</code>.</p>
+{}</body>
 </html>
+"""
+
+
+_KEYS: Final = """<h2>Its keys</h2>
+<p>Requests are signed (RFC 9421, Web Bot Auth) with one of these keys:</p>
+{}
 """
 
 
 def bot_page(settings: Settings) -> str:
     """Return the page about the bot as HTML without scripts or external resources."""
-    agent = settings.identity()
-    name = product_token(agent)
-    config = settings.config
-    title = f"About {name}"
-    parts = [_element("h1", title), _element("p", config.identity.about or "It fetches web pages.")]
-    parts.append(f"<p>It identifies itself as {_element('code', agent)} in every request.</p>")
-    if config.fetch.from_address:
-        address = config.fetch.from_address
-        link = f'<a href="mailto:{html.escape(address)}">{html.escape(address)}</a>'
-        parts += [_element("h2", "Contact"), f"<p>{link}</p>"]
-    parts += [
-        _element("h2", "How to keep it out"),
-        "<p>It reads robots.txt before anything else, and obeys it (RFC 9309). This keeps it out "
-        "of a folder, or with <code>Disallow: /</code> of everything:</p>",
-        _element("pre", f"User-agent: {name}\nDisallow: /private/"),
-        "<p>It also keeps the pace that <code>Crawl-delay</code> asks for, and pauses after "
-        "<code>429</code> and <code>Retry-After</code>.</p>",
-    ]
+    agent, config, address = (
+        settings.identity(),
+        settings.config,
+        settings.config.fetch.from_address,
+    )
+    name, about = product_token(agent), config.identity.about or "It fetches web pages."
+    contact = markup("<h2>Contact</h2>\n<p>{}</p>\n", link(f"mailto:{address}", address or ""))
+    more: list[Html] = []
     if config.identity.addresses:
-        parts += [_element("h2", "Its addresses"), _list(config.identity.addresses)]
+        more.append(markup("<h2>Its addresses</h2>\n{}\n", _codes(config.identity.addresses)))
     if config.identity.key is not None or config.identity.also:
-        keys = [f"{key.keyid}" for key in _published(config.identity)]
-        parts += [
-            _element("h2", "Its keys"),
-            "<p>Requests are signed (RFC 9421, Web Bot Auth) with one of these keys:</p>",
-            _list(keys),
-        ]
-        if config.identity.directory is not None:
-            where = html.escape(config.identity.directory)
-            parts.append(f'<p>They are published at <a href="{where}">{where}</a>.</p>')
-    return _PAGE.format(title=html.escape(title), body="\n".join(parts))
+        keys = _codes(key.keyid for key in _published(config.identity))
+        more.append(markup(_KEYS, keys))
+        if (where := config.identity.directory) is not None:
+            more.append(markup("<p>They are published at {}.</p>\n", link(where, where)))
+    shown = contact if address else None
+    return markup(_PAGE, name, name, about, code(agent), shown, name, more)
 
 
-def _element(name: str, text: str) -> str:
-    return f"<{name}>{html.escape(text)}</{name}>"
-
-
-def _list(items: tuple[str, ...] | list[str]) -> str:
-    return "<ul>" + "".join(f"<li>{_element('code', item)}</li>" for item in items) + "</ul>"
+def _codes(texts: Iterable[str]) -> Html:
+    return items(map(code, texts))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from gatekeeper import __version__
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
@@ -24,7 +24,7 @@ from gatekeeper.terminal import DENIED, NAME, OK, did_you_mean, json_text, log_t
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `lint`."""
     parser.add_argument(
         "sources",
@@ -33,13 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files, URLs, - for stdin, or directories: every file in them whose name ends with "
         "robots.txt",
     )
-    parser.add_argument("--strict", action="store_true", help="exit 1 on warnings as well")
-    parser.add_argument(
-        "--ignore",
-        metavar="CODE",
-        action="append",
-        default=[],
-        help="do not report this kind of finding (repeatable, or several with commas)",
+    parser.option("--strict", "exit 1 on warnings as well")
+    parser.option(
+        "--ignore CODE...",
+        "do not report this kind of finding (repeatable, or several with commas)",
     )
     parser.add_argument(
         "--format",
@@ -47,10 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text (the default), one JSON object per file (as --json), annotations of GitHub "
         "Actions, or one SARIF 2.1.0 document",
     )
-    parser.add_argument("--fix", action="store_true", help="fix files where the fix is certain")
-    parser.add_argument(
-        "--diff", action="store_true", help="with --fix: show the changes without making them"
-    )
+    parser.option("--fix", "fix files where the fix is certain")
+    parser.option("--diff", "with --fix: show the changes without making them")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,27 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 
-from gatekeeper.cli import TOKEN, add_wait, integer, load
+from gatekeeper.cli import TOKEN, CommandParser, add_wait, integer, load, refuse_taken
 from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
 EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `mcp`."""
-    parser.add_argument(
-        "--http",
-        metavar="PORT",
-        type=_free_port,
-        help="streamable HTTP on 127.0.0.1 instead of stdio",
-    )
-    parser.add_argument(
-        "--gate",
-        metavar="URL",
-        help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
+    parser.option("--http PORT", "streamable HTTP on 127.0.0.1 instead of stdio", type=_free_port)
+    parser.option(
+        "--gate URL",
+        f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )
     add_wait(parser, "maximum time of one call, waiting for the host included (60)")
 
@@ -34,9 +27,7 @@ def _free_port(text: str) -> int:
     """Argument type: a port of 127.0.0.1 on which nothing listens."""
     port = integer(text)
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+        refuse_taken("127.0.0.1", port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", "no such port")
         raise argparse.ArgumentTypeError(f"{text!r}: {reason}; give another port") from error

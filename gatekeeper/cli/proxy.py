@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import importlib.util
 import ipaddress
-import socket
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gatekeeper.cli import TOKEN, add_wait, load
+from gatekeeper.cli import TOKEN, CommandParser, add_wait, load, refuse_taken
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
@@ -24,39 +23,28 @@ PYTHON: tuple[int, int] = sys.version_info[:2]
 _SCRIPT = "gatekeeper.integrations.mitmproxy_script"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `proxy`."""
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
+    parser.option(
+        "--listen HOST:PORT",
+        "address to listen on (127.0.0.1:8080); port 0 takes a free one",
         type=_address,
         default="127.0.0.1:8080",
-        help="address to listen on (127.0.0.1:8080); port 0 takes a free one",
     )
-    parser.add_argument(
-        "--sidecar",
-        metavar="URL",
-        help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
+    parser.option(
+        "--sidecar URL",
+        f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
     )
-    parser.add_argument(
-        "--subresources",
-        action="store_true",
-        help="for browsers: what a page loads is decided, and takes no lease",
+    parser.option(
+        "--subresources", "for browsers: what a page loads is decided, and takes no lease"
     )
-    parser.add_argument(
-        "--passthrough",
-        metavar="HOST",
-        action="append",
-        default=[],
-        help="leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
+    parser.option(
+        "--passthrough HOST...",
+        "leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
         "front page (repeatable)",
     )
     add_wait(parser, "maximum time that a request waits for its host; then it gets 429 (60)")
-    parser.add_argument(
-        "--script",
-        action="store_true",
-        help="print the path of the add-on, for `mitmdump -s`, and exit",
-    )
+    parser.option("--script", "print the path of the add-on, for `mitmdump -s`, and exit")
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -82,9 +70,7 @@ def _check_address(host: str, port: int) -> None:
             'mitmdump -s "$(gatekeeper proxy --script)" with its option proxyauth'
         )
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        refuse_taken(host, port)
     except OSError as error:
         raise ConfigError(f"{found}: {error.strerror}; give another address") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import check_folder, integer, load
+from gatekeeper.cli import CommandParser, check_folder, integer, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
@@ -13,29 +13,20 @@ from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `serve`."""
-    parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", metavar="P", type=integer, help="port (8750); 0 takes a free one")
-    parser.add_argument(
-        "--socket", metavar="PATH", help="listen on a unix socket (mode 0600) instead"
-    )
-    parser.add_argument(
-        "--proxy",
-        metavar="PORT",
+    parser.option("--host H", "address to listen on (127.0.0.1)")
+    parser.option("--port P", "port (8750); 0 takes a free one", type=integer)
+    parser.option("--socket PATH", "listen on a unix socket (mode 0600) instead")
+    parser.option(
+        "--proxy PORT",
+        f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
         type=integer,
-        help=f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
     )
-    parser.add_argument(
-        "--workers", metavar="N", type=integer, help="more processes that answer /v1/check (0)"
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one per line")
-    parser.add_argument(
-        "--storage", metavar="PATH|memory", help="where state is stored; memory: nowhere"
-    )
-    parser.add_argument(
-        "--fleet", metavar="URL", help="a Valkey or Redis that several sidecars share"
-    )
+    parser.option("--workers N", "more processes that answer /v1/check (0)", type=integer)
+    parser.option("--token-file FILE", "bearer tokens, one per line")
+    parser.option("--storage PATH|memory", "where state is stored; memory: nowhere")
+    parser.option("--fleet URL", "a Valkey or Redis that several sidecars share")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ The last of these wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -41,15 +40,6 @@ _FLAG_NAMES = {
 """Flags whose name differs from the name of their setting."""
 _SETTING = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
 """Matches the setting at the start of an error message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One effective value. `source` is "default", or names the file, variable or flag."""
-
-    name: str
-    value: object
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +101,12 @@ class Settings:
         """Return the effective User-Agent: the configured one or the default."""
         return self.config.user_agent or DEFAULT_IDENTITY
 
-    def without_overrides(self) -> Settings:
-        """Return settings without the operator's allow and deny, to ask about the site only."""
-        rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
-        config = msgspec.structs.replace(self.config, host=rules)
-        return dataclasses.replace(self, config=config)
-
     def blame(self, error: ConfigError) -> str:
         """Return the message with the file, variable or flag that the wrong value came from.
 
         For errors that only the code which uses a setting can detect.
         """
         return _with_source(str(error), self.sources)
-
-    def __iter__(self) -> Iterator[Setting]:
-        """Iterate over every effective value, in the order of the sections."""
-        for name, value in values_of(self.config):
-            yield Setting(name, value, self.source(name))
 
 
 def _dotted_names(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -190,11 +169,12 @@ def _with_source(message: str, sources: Mapping[str, str]) -> str:
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     known = _variables()
-    sections = tuple(f"{PREFIX}{name.upper()}_" for name in _sections())
+    dotted = (name.partition(".") for name in known.values())
+    sections = tuple({f"{PREFIX}{section.upper()}_" for section, dot, _ in dotted if dot})
     for variable, text in sorted(environ.items()):
         if variable in known:
-            name, kind = known[variable]
-            yield name, _parse_variable(text, name, kind, variable), f"environment {variable}"
+            value = _parse_variable(text, known[variable], variable)
+            yield known[variable], value, f"environment {variable}"
         elif variable.startswith(sections):
             # Ignoring a misspelt setting silently would be worse than refusing to start.
             raise ConfigError(f"{variable}: no such setting{suggest(variable)}")
@@ -219,25 +199,13 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield variable
 
 
-def _sections() -> dict[str, type[msgspec.Struct]]:
-    return {
-        field.name: field.type
-        for field in msgspec.structs.fields(Config)
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
-    }
+def _variables() -> dict[str, str]:
+    """Return the dotted name of the setting of each environment variable."""
+    names = (name for name, _ in values_of(Config()) if name not in {"host", "group"})
+    return {f"{PREFIX}{name.replace('.', '_')}".upper(): name for name in names}
 
 
-def _variables() -> dict[str, tuple[str, Any]]:
-    """Return the dotted name and the type of the setting of each environment variable."""
-    found: dict[str, tuple[str, Any]] = {f"{PREFIX}USER_AGENT": ("user_agent", str)}
-    for section, struct in _sections().items():
-        for field in msgspec.structs.fields(struct):
-            variable = f"{PREFIX}{section}_{field.name}".upper()
-            found[variable] = (f"{section}.{field.name}", field.type)
-    return found
-
-
-def _parse_variable(text: str, name: str, kind: Any, variable: str) -> object:
+def _parse_variable(text: str, name: str, variable: str) -> object:
     """Convert the text of a variable to the type of its setting. Raises ConfigError.
 
     A list is separated by commas, or written as in JSON.
@@ -246,9 +214,11 @@ def _parse_variable(text: str, name: str, kind: Any, variable: str) -> object:
     with suppress(msgspec.DecodeError):
         # A host such as `[::1]` is not JSON, and stays text.
         parts = msgspec.json.decode(text, type=list[Any])
+    section, _, inner = name.rpartition(".")
+    kinds = {one.name: one.type for one in msgspec.structs.fields(_struct(section))}
     for candidate in (text, parts):
         with suppress(msgspec.ValidationError):
-            value: object = msgspec.convert(candidate, kind, strict=False)
+            value: object = msgspec.convert(candidate, kinds[inner], strict=False)
             return value
     field = _field(name)
     given = parts if takes_list(field) else _number(text)
@@ -266,4 +236,8 @@ def _number(text: str) -> float | str:
 
 def _field(name: str) -> FieldInfo:
     section, _, field = name.rpartition(".")
-    return settings_of(_sections()[section] if section else Config)[field]
+    return settings_of(_struct(section))[field]
+
+
+def _struct(section: str) -> type[msgspec.Struct]:
+    return type(getattr(Config(), section)) if section else Config

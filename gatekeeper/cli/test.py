@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.robots import RobotsTxt, Rule
-from gatekeeper.sites.texts import is_url, place_of, read_bounded, read_sitemap, read_text
+from gatekeeper.robots import Rule
+from gatekeeper.sites.texts import Text, is_url, place_of, read_bounded, read_sitemap, read_text
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 from gatekeeper.urls import MAX_URL, printable
 
 if TYPE_CHECKING:
     from gatekeeper.cli.settings import Settings
-    from gatekeeper.robots import Policy
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,23 +61,17 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
 EXAMPLE = f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `test`."""
     parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
-    parser.add_argument(
-        "--expect",
-        metavar="CASES.toml",
-        action="append",
-        default=[],
-        help="[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
+    parser.option(
+        "--expect CASES.toml...",
+        "[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
         "(default *) and line (repeatable)",
     )
-    parser.add_argument(
-        "--sitemap",
-        metavar="FILE|URL",
-        action="append",
-        default=[],
-        help="every URL in it must be allowed (repeatable); one at a URL is fetched politely",
+    parser.option(
+        "--sitemap FILE|URL...",
+        "every URL in it must be allowed (repeatable); one at a URL is fetched politely",
     )
     parser.add_argument(
         "--agents", metavar="NAME", nargs="+", default=["*"], help="agents for --sitemap (*)"
@@ -96,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(settings, args.source)
     for name in args.sitemap:
         cases += _sitemap_cases(settings, name, args.agents)
-    robots = RobotsTxt.parse(b"") if text.robots is None else text.robots
-    differing = _differing(settings, text.name, robots, cases)
+    differing = _differing(settings, text, cases)
     if args.json:
         print(json_text(CaseReport(source=text.name, cases=len(cases), differing=differing)))
     else:
@@ -130,21 +123,17 @@ def _sitemap_cases(settings: Settings, name: str, agents: list[str]) -> Iterator
         yield from ((name, Case(url, True, agent)) for agent in agents)
 
 
-def _differing(
-    settings: Settings, source: str, robots: RobotsTxt, cases: list[tuple[str, Case]]
-) -> list[CaseResult]:
+def _differing(settings: Settings, text: Text, cases: list[tuple[str, Case]]) -> list[CaseResult]:
     options = settings.config.robots
-    policies: dict[str, Policy] = {}
-    origin = source.removesuffix("/robots.txt") if is_url(source) else ""
+    origin = text.name.removesuffix("/robots.txt") if is_url(text.name) else ""
+    reading = partial(
+        text.rules.policy, conflicts=options.conflicts, v2_semantics=options.v2_semantics
+    )
+    policies = {agent: reading(agent) for agent in {case.agent for _, case in cases}}
     results = []
     for where, case in cases:
-        policy = policies.get(case.agent)
-        if policy is None:
-            policy = policies[case.agent] = robots.policy(
-                case.agent, conflicts=options.conflicts, v2_semantics=options.v2_semantics
-            )
         try:
-            match = policy.match(case.url)
+            match = policies[case.agent].match(case.url)
         except GatekeeperError as error:
             raise GatekeeperError(f"{where}: {error}") from error
         if origin and match.origin not in {"", origin}:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gatekeeper.cli import TOKEN, seconds
+from gatekeeper.cli import TOKEN, CommandParser, seconds
 from gatekeeper.cli.healthcheck import add_address, address_of, get_from, no_answer, server_of
 from gatekeeper.errors import needs_extra
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
@@ -34,7 +34,7 @@ _COLUMNS |= _COUNTS
 EXAMPLE = f"{NAME} top --every 5"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `top`."""
     add_address(parser)
     parser.add_argument(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,19 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 import msgspec
 from aiohttp import hdrs
+from msgspec.structs import replace
 from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.crawl.manifest import Entry, Folder, Manifest, RedirectChains, Result, WarcPlace
 from gatekeeper.crawl.output import (
+    DESCRIPTOR_PAUSE,
     DESCRIPTOR_WAIT,
     Body,
     RobotsTexts,
     Warc,
-    WarcHead,
     about_page,
     patiently,
+    tell_shortage,
 )
 from gatekeeper.crawl.progress import Tally, WaitingHosts
 from gatekeeper.crawl.sources import GivenURL, Limits
@@ -55,10 +56,9 @@ _T = TypeVar("_T")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The head of a response, and the details to store with its body."""
+    """A response, and the details to store with its body."""
 
-    status: int
-    headers: Any
+    response: aiohttp.ClientResponse
     decision: Decision
     """The decision of the lease that the request was sent under."""
     at: datetime
@@ -66,7 +66,6 @@ class Answer(msgspec.Struct, frozen=True):
     took: float
     location: str | None
     signals: dict[str, Any] | None
-    warc: WarcHead | None
     audit: tuple[str, int] | None = None
     """The chain and the number of the lease's line in the audit record."""
 
@@ -83,40 +82,25 @@ class Attempt(msgspec.Struct, frozen=True):
         """The URL to request now."""
         return self.redirects[-1][1] if self.redirects else self.url
 
-    def redirected(self, status: int, url: str) -> Attempt:
-        """Return the attempt after a redirect to another URL."""
-        return Attempt(self.url, (*self.redirects, (status, url)), self.tries)
-
-    def tried_again(self) -> Attempt:
-        """Return the attempt with one more try."""
-        return Attempt(self.url, self.redirects, self.tries + 1)
-
     def passed(self, url: str) -> bool:
         """Return True if the URL is already part of this redirect chain."""
         return url == self.url or any(url == hop for _, hop in self.redirects)
 
-    def denied(self, decision: Decision, at: datetime) -> Entry:
-        """Return the entry of a URL that may not be fetched."""
-        return self._entry(Result.DENIED, at, decision=decision)
-
-    def failed(self, error: str, at: datetime, **more: Any) -> Entry:
-        """Return the entry of a URL that could not be fetched."""
-        return self._entry(Result.FAILED, at, error=error, **more)
-
-    def fetched(self, response: Answer, **stored: Any) -> Entry:
+    def fetched(self, answer: Answer, **stored: Any) -> Entry:
         """Return the entry of a fetched URL; `stored` describes its body."""
-        return self._entry(
+        return self.entry(
             Result.FETCHED,
-            response.at,
-            status=response.status,
-            decision=response.decision,
-            elapsed=round(response.elapsed, 6),
-            took=round(response.took, 6),
-            signals=response.signals,
+            answer.at,
+            status=answer.response.status,
+            decision=answer.decision,
+            elapsed=round(answer.elapsed, 6),
+            took=round(answer.took, 6),
+            signals=answer.signals,
             **stored,
         )
 
-    def _entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
+    def entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
+        """Return the entry of the given URL with this outcome."""
         return Entry(
             url=self.url,
             outcome=outcome,
@@ -133,8 +117,6 @@ class Attempt(msgspec.Struct, frozen=True):
 
 _log = logging.getLogger(__name__)
 
-_UNCHANGED_URL = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
-"""Matches URLs that yarl sends unchanged; most URLs are of this kind."""
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
@@ -159,17 +141,15 @@ async def exchange(
 
     Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
     """
-    # The session handles a plain string faster than a URL object.
-    url = lease.url if _UNCHANGED_URL.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
     # The request is sent only once: the crawl counts and times each try, and retries by its queue.
+    url = URL(lease.url, encoded=True)
     request = session.get(url, allow_redirects=False, middlewares=(send_once,))
     async with request as response:
         elapsed = clock.monotonic() - started
         location = response.headers.get(hdrs.LOCATION)
         if response.status not in REDIRECTS:
             location = None
-        head = WarcHead(response, at) if record else None
         if location is None:
             await body.receive(response.content)
         elif record:
@@ -177,15 +157,13 @@ async def exchange(
         if body.cut or (location is not None and not record):
             response.close()  # the rest of the body is not needed
         return Answer(
-            status=response.status,
-            headers=response.headers,
+            response=response,
             decision=lease.decision,
             at=at,
             elapsed=elapsed,
             took=clock.monotonic() - started,
             location=location,
             signals=_signals_of(response, bytes(body.start)),
-            warc=head,
             audit=None if audit is None else audit.place_of(lease),
         )
 
@@ -235,8 +213,6 @@ _AFTER_OTHERS = -1
 holds its host up must not keep the URLs from coming that were never tried."""
 _SLOW_CONNECT = 0.25
 """Seconds of connecting after which another worker is started in place of the one that waits."""
-_SHORTAGE_PAUSE = 1.0
-"""Seconds for which a worker pauses when there is no file descriptor for its request."""
 _SPARES_EACH = 19
 """Maximum of such additional workers for each regular one."""
 
@@ -265,22 +241,17 @@ class Crawl:
         clock: Clock,
         limits: Limits,
         outputs: Outputs,
-        on_entry: Callable[[Entry], object],
-        on_deferred: Callable[[Decision], object],
-        on_setback: Callable[[str], Awaitable[object]],
     ) -> None:
         self.tally: Tally = Tally()
         self.hosts: WaitingHosts = WaitingHosts()
         self.queue: PoliteQueue = PoliteQueue(
-            gate, on_denied=self._on_denied, on_deferred=on_deferred
+            gate, on_denied=self._on_denied, on_deferred=self.on_deferred
         )
         self._session = session
+        self._gate = gate
         self._clock = clock
         self._limits = limits
         self._outputs = outputs
-        self._on_entry = on_entry
-        # Called with a URL that will be requested again, after its failure was reported.
-        self._on_setback = on_setback
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
         self._chains = RedirectChains(limits.redirects)
@@ -295,17 +266,25 @@ class Crawl:
         self._workers: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[None]] = set()
         """Workers that wait for a lease."""
-        regular = limits.concurrency
-        self._spares_left = within_open_files(regular * (1 + _SPARES_EACH)) - regular
-        """How many more additional workers may be started."""
-        self._excess = 0
-        """How many workers should end, since the slow connections they replaced are over."""
+        self._slow = 0
+        """Requests that are slow to connect."""
+        self._most = within_open_files(limits.concurrency * (1 + _SPARES_EACH))
+        """Workers at most, the additional ones included."""
         self._warc_lock = asyncio.Lock()
         self._parts = gate.parts
         self._robots = RobotsTexts(self._on_many_robots)
-        self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
+
+    def on_entry(self, entry: Entry) -> None:
+        """Called with each entry."""
+
+    def on_deferred(self, decision: Decision) -> None:
+        """Called with each decision that defers an origin."""
+
+    async def on_setback(self, origin: str) -> None:
+        """Called with the origin of a URL that will be requested again, after its failure was
+        reported."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -325,8 +304,7 @@ class Crawl:
         async with self.queue, asyncio.TaskGroup() as group:
             feeder = group.create_task(self._feed(source))
             self._group = group
-            for _ in range(self._limits.concurrency):
-                self._add_worker()
+            self._adjust_workers(0)
             await self._stop.wait()
             feeder.cancel()
             for worker in self._workers:
@@ -336,12 +314,25 @@ class Crawl:
                 await self._await_workers()
         await self._write_robots()
 
-    def _add_worker(self) -> None:
-        # An empty context: an additional worker must not look like a child of the worker that
-        # started it, which would seem to wait for its parent's lease.
-        worker = self._group.create_task(self._work(), context=Context())
-        self._workers.add(worker)
-        worker.add_done_callback(self._workers.discard)
+    @property
+    def _too_many(self) -> int:
+        """How many workers there are too many; below 0: too few."""
+        return len(self._workers) - min(self._limits.concurrency + self._slow, self._most)
+
+    def _adjust_workers(self, slow: int) -> None:
+        """Start or end workers after the number of slow connections has changed by `slow`. One that
+        has a request ends after it."""
+        self._slow += slow
+        while self._too_many < 0 and not self._stop.is_set():
+            # An empty context: an additional worker must not look like a child of the worker that
+            # started it, which would seem to wait for its parent's lease.
+            worker = self._group.create_task(self._work(), context=Context())
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+        if self._too_many > 0 and self._idle:
+            worker = self._idle.pop()
+            self._workers.discard(worker)
+            worker.cancel()
 
     async def _await_workers(self) -> None:
         try:
@@ -367,8 +358,9 @@ class Crawl:
                 while self.queue.qsize() >= MAX_QUEUED:
                     self._queue_shrunk.clear()
                     await self._queue_shrunk.wait()
-                self.hosts.add(*accepted)
-                url, manifest = accepted[0], self._outputs.manifest
+                url, origin = accepted
+                self.hosts[origin] += 1
+                manifest = self._outputs.manifest
                 tried = manifest is not None and manifest.tried(url)
                 self.queue.put_nowait(url, priority=_AFTER_OTHERS if tried else 0)
         self.tally.complete = True
@@ -402,8 +394,7 @@ class Crawl:
         if not self._skip(error.url, is_url=False):
             self._chains.begin(error.url)
             self.tally.total += 1
-            attempt, problem = Attempt(error.url, tries=0), f"invalid URL: {error.problem}"
-            self._finish(attempt.failed(problem, self._now(), where=where))
+            self._fail(Attempt(error.url, tries=0), f"invalid URL: {error.problem}", where=where)
 
     def _skip(self, url: str, *, is_url: bool = True) -> bool:
         """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
@@ -418,8 +409,12 @@ class Crawl:
 
     def _requeue(self, url: str, attempt: Attempt, priority: int) -> None:
         self._attempts.setdefault(_masked(url), []).append(attempt)
-        self.hosts.add(url)
+        self.hosts[urls.split(url)[0]] += 1
         self.queue.put_nowait(url, priority=priority)
+
+    async def _retry(self, url: str, attempt: Attempt) -> None:
+        self._requeue(url, replace(attempt, tries=attempt.tries + 1), _AFTER_OTHERS)
+        await self.on_setback(urls.split(url)[0])
 
     def _take_attempt(self, shown: str) -> Attempt:
         """Take the attempt so far of a URL that comes out of the queue."""
@@ -435,11 +430,8 @@ class Crawl:
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
-        connecting.set(_ConnectWatch(self._clock, self._add_spare, self._remove_spare))
-        while not self._stop.is_set():
-            if self._excess:
-                self._excess -= 1
-                break
+        connecting.set(_ConnectWatch(self._clock, self._adjust_workers))
+        while not self._stop.is_set() and self._too_many <= 0:
             self._idle.add(task)
             try:
                 turn = await self.queue.get()
@@ -455,27 +447,12 @@ class Crawl:
             finally:
                 self.tally.in_flight -= 1
                 del self._in_progress[task]
-
-    def _add_spare(self) -> bool:
-        """Start a worker in place of one that is slow to connect; return False if no more may."""
-        if self._spares_left <= 0 or self._stop.is_set():
-            return False
-        self._spares_left -= 1
-        self._add_worker()
-        return True
-
-    def _remove_spare(self) -> None:
-        """End one worker, since a slow request has connected or has failed to."""
-        self._spares_left += 1
-        if self._idle:
-            self._idle.pop().cancel()
-        else:
-            self._excess += 1
+        self._workers.discard(task)
 
     async def _fetch(self, turn: Turn) -> None:
         """Send the request of one lease, and handle its outcome."""
         url = turn.url
-        self.hosts.drop(url, turn.origin)
+        self.hosts.drop(turn.origin)
         attempt = self._take_attempt(_masked(url))
         if self._outputs.manifest is not None and attempt.tries == 1 and not attempt.redirects:
             self._outputs.manifest.begin(attempt.url)
@@ -486,7 +463,7 @@ class Crawl:
         with Body(attempt.last, folder, limit=limit, spool=spool, clock=clock) as body:
             try:
                 async with turn as lease:
-                    response = await exchange(
+                    answer = await exchange(
                         self._session,
                         lease,
                         body,
@@ -497,7 +474,7 @@ class Crawl:
             except Deferred as error:  # temporary: the URL must not be recorded as denied
                 await self._handle_failure(url, attempt, error)
             except Denied as error:  # robots.txt changed between the grant and the request
-                self._finish(attempt.denied(error.decision, self._now()))
+                self._deny(attempt, error.decision)
             except InvalidURL as error:
                 self._fail(attempt, str(error))
             except (aiohttp.ClientError, OSError) as error:
@@ -507,37 +484,36 @@ class Crawl:
             except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
                 self._fail(attempt, _internal_error(url, error).problem)
             else:
-                await self._handle_response(url, attempt, response, body)
+                await self._handle_response(url, attempt, answer, body)
 
     async def _handle_response(
-        self, url: str, attempt: Attempt, response: Answer, body: Body
+        self, url: str, attempt: Attempt, answer: Answer, body: Body
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
-        self._short_since = None
-        warc = await self._patiently(partial(self._write_warc, response, body))
-        if response.location is not None:
-            self._follow(url, attempt, response)
-        elif response.status not in _RETRY_STATUSES:
-            self._finish(await self._stored_entry(attempt, response, body, warc))
+        self._short_since, status = None, answer.response.status
+        warc = await patiently(self._clock, partial(self._write_warc, answer, body))
+        if answer.location is not None:
+            self._follow(url, attempt, answer)
+        elif status not in _RETRY_STATUSES:
+            self._finish(await self._stored_entry(attempt, answer, body, warc))
         elif attempt.tries < self._limits.tries:
-            self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
-            await self._on_setback(url)
+            await self._retry(url, attempt)
         else:
-            error = f"answered {response.status}, try {attempt.tries} of {self._limits.tries}"
-            self._finish(attempt.failed(error, response.at, status=response.status, warc=warc))
+            error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
+            self._fail(attempt, error, answer.at, status=status, warc=warc)
 
-    def _follow(self, url: str, attempt: Attempt, response: Answer) -> None:
+    def _follow(self, url: str, attempt: Attempt, answer: Answer) -> None:
         """Queue the target of a redirect, or finish the URL if it can't be followed."""
         if len(attempt.redirects) >= self._limits.redirects:
             self._fail(attempt, f"more than {self._limits.redirects} redirects")
             return
         try:
-            destination = urls.join(urls.parse(url), response.location or "")
+            destination = urls.join(urls.parse(url), answer.location or "")
         except InvalidURL as error:
             self._fail(attempt, f"redirected to an invalid URL: {error.problem}")
             return
         except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-            self._fail(attempt, _internal_error(response.location or "", error).problem)
+            self._fail(attempt, _internal_error(answer.location or "", error).problem)
             return
         if destination.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
             self._fail(attempt, f"redirected to {destination.origin} with credentials in the URL")
@@ -546,15 +522,16 @@ class Crawl:
         if attempt.passed(target):
             self._fail(attempt, f"redirect loop, back to {target}")
             return
-        start, attempt = attempt, attempt.redirected(response.status, target)
+        start, hop = attempt, (answer.response.status, target)
+        attempt = replace(start, redirects=(*start.redirects, hop))
         manifest = self._outputs.manifest
         outcome = self._chains.outcome(target)
         if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
-            self._finish(attempt.fetched(response))
+            self._finish(attempt.fetched(answer))
         elif outcome is Result.FAILED:
-            self._finish(attempt.failed("failed before", self._now()))
+            self._fail(attempt, "failed before")
         elif outcome is None and target in self._chains:
-            problem = self._chains.follow(attempt.fetched(response))
+            problem = self._chains.follow(attempt.fetched(answer))
             if problem is not None:
                 self._fail(start, problem)
         else:  # new, or denied before: then robots.txt decides again, in this URL's name
@@ -567,8 +544,7 @@ class Crawl:
             await self._pause_for_descriptors()
             self._requeue(url, attempt, _BEFORE_OTHERS)
         elif attempt.tries < self._limits.tries:
-            self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
-            await self._on_setback(url)
+            await self._retry(url, attempt)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))
         else:
@@ -579,27 +555,21 @@ class Crawl:
         now = self._clock.monotonic()
         self._short_since = now if self._short_since is None else self._short_since
         if now == self._short_since:
-            _tell_shortage()
+            tell_shortage()
         if now - self._short_since >= DESCRIPTOR_WAIT:
             raise StorageError(describe_shortage())
-        await self._clock.sleep(_SHORTAGE_PAUSE)
+        await self._clock.sleep(DESCRIPTOR_PAUSE)
 
-    async def _write_warc(self, response: Answer, body: Body) -> WarcPlace | None:
+    async def _write_warc(self, answer: Answer, body: Body) -> WarcPlace | None:
         """Append the response to the WARC file, if there is one."""
-        if self._outputs.warc is None or response.warc is None:
+        if (warc := self._outputs.warc) is None:
             return None
-        record = self._parts.directory.recall(response.decision.origin)
+        record = self._parts.directory.recall(answer.decision.origin)
         digest = None if record is None else self._robots.note(record)
-        about = about_page(response.decision, digest, response.audit)
+        about = about_page(answer.decision, digest, answer.audit)
+        content, size, cut = body.open(), body.size, body.cut
         place: WarcPlace = await self._in_archive(
-            partial(
-                self._outputs.warc.write,
-                response.warc,
-                body.open(),
-                size=body.size,
-                cut=body.cut,
-                about=about,
-            )
+            lambda: warc.write(answer.response, answer.at, content, size=size, cut=cut, about=about)
         )
         await self._write_robots()
         return place
@@ -630,19 +600,20 @@ class Crawl:
             return writing.result()
 
     async def _stored_entry(
-        self, attempt: Attempt, response: Answer, body: Body, warc: WarcPlace | None
+        self, attempt: Attempt, answer: Answer, body: Body, warc: WarcPlace | None
     ) -> Entry:
         """Store the body, then return its entry; the WARC file has the response already."""
-        kind = response.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
-        encoding = response.headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
+        headers = answer.response.headers
+        kind = headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+        encoding = headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
         return attempt.fetched(
-            response,
+            answer,
             size=body.size,
             sha256=body.sha256,
             truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
-            file=await self._patiently(partial(body.keep, kind)),
+            file=await patiently(self._clock, partial(body.keep, kind)),
             warc=warc,
         )
 
@@ -651,14 +622,16 @@ class Crawl:
     def _on_denied(self, decision: Decision) -> None:
         self._queue_shrunk.set()
         attempt = self._take_attempt(decision.url)
-        self.hosts.drop(attempt.last)
-        self._finish(attempt.denied(decision, self._now()))
+        self.hosts.drop(urls.split(attempt.last)[0])
+        self._deny(attempt, decision)
 
-    def _fail(self, attempt: Attempt, error: str) -> None:
-        self._finish(attempt.failed(error, self._now()))
+    def _deny(self, attempt: Attempt, decision: Decision) -> None:
+        at = utc(self._clock.wall())
+        self._finish(attempt.entry(Result.DENIED, at, decision=decision))
 
-    def _now(self) -> datetime:
-        return utc(self._clock.wall())
+    def _fail(self, attempt: Attempt, error: str, at: datetime | None = None, **more: Any) -> None:
+        at = at or utc(self._clock.wall())
+        self._finish(attempt.entry(Result.FAILED, at, error=error, **more))
 
     def _finish(self, entry: Entry) -> None:
         """Record an entry, then the entries that waited for it.
@@ -671,13 +644,9 @@ class Crawl:
             if self._outputs.manifest is not None:
                 self._outputs.manifest.write(each)
             self.tally.add(each)
-            self._on_entry(each)
+            self.on_entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
-
-
-def _tell_shortage() -> None:
-    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 def _internal_error(url: str, error: Exception) -> InvalidURL:
@@ -694,21 +663,22 @@ def _masked(url: str) -> str:
 class _ConnectWatch:
     """Callback of the guarded connector for the start and the end of a worker's connecting."""
 
-    def __init__(self, clock: Clock, slow: Callable[[], bool], ended: Callable[[], object]) -> None:
-        """`slow` is called if connecting takes long, `ended` at its end if `slow` returned True."""
+    def __init__(self, clock: Clock, changed: Callable[[int], object]) -> None:
+        """`changed` is called with 1 if connecting takes long, and with -1 at the end of that."""
         self._clock = clock
-        self._slow = slow
-        self._ended = ended
+        self._changed = changed
         self._timer = SingleTimer(clock, self._on_timer)
-        self._has_spare = False
+        self._slow = 0
 
     def __call__(self, starts: bool) -> None:
         self._timer.cancel()
         if starts:
             self._timer.set(self._clock.monotonic() + _SLOW_CONNECT)
-        elif self._has_spare:
-            self._has_spare = False
-            self._ended()
+        elif self._slow:
+            self._slow = 0
+            self._changed(-1)
 
     def _on_timer(self) -> None:
-        self._has_spare = self._has_spare or self._slow()
+        if not self._slow:
+            self._slow = 1
+            self._changed(1)

@@ -227,7 +227,7 @@ class Manifest:
     `archive` is the WARC file of this run, as a WarcPlace names it; "" if it is new. With
     `retry_denied`, URLs that an earlier run was denied count as not done. Memory: 16 bytes and a
     slot in a set for every URL with a final result or that was tried, and a slot in a dictionary
-    for every other result. Use it as a context manager, while holding the lock.
+    for every other result. Make it while holding the lock, as a context manager.
     """
 
     def __init__(
@@ -243,31 +243,25 @@ class Manifest:
         self._fetched: set[bytes] = set()
         self._refused: set[bytes] = set()
         self._unarchived: set[bytes] = set()
-        self._tried: set[bytes] = set()
-        """URLs that an earlier run requested, without a final result."""
         self._kinds: dict[bytes, tuple[object, ...]] = {}
         """The kind of the last result of each URL without a final one."""
-        self._file: int | None = None
-        self._tried_file: int | None = None
-
-    def __enter__(self) -> Manifest:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         # Only this process appends to the file, so reading it once gives all entries.
-        self._file = os.open(self.path, _APPEND, 0o644)
-        self._tried_file = os.open(f"{self.path}{_TRIED}", _APPEND, 0o644)
-        self._tried.update(self._read_tried(self._tried_file))
+        self._file = os.open(path, _APPEND, 0o644)
+        self._tried_file = os.open(f"{path}{_TRIED}", _APPEND, 0o644)
+        self._tried = set(self._read_tried(self._tried_file))
+        """URLs that an earlier run requested, without a final result."""
         for line in self._whole_lines(self._file):
             try:
                 self._remember(_decode(line))
             except msgspec.MsgspecError:
                 self.unreadable += 1
+
+    def __enter__(self) -> Manifest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in (self._file, self._tried_file):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._file = self._tried_file = None
+        os.close(self._file)
+        os.close(self._tried_file)
 
     def done(self, url: str) -> bool:
         """Return True if the URL was refused, or fetched, possibly as a hop, or is not a URL."""
@@ -281,7 +275,7 @@ class Manifest:
     def begin(self, url: str) -> None:
         """Note, before the first request of a URL, that it is tried."""
         key = digest(url)
-        if key not in self._tried and self._tried_file is not None:
+        if key not in self._tried:
             _write_all(self._tried_file, key)
 
     def tried(self, url: str) -> bool:
@@ -292,39 +286,30 @@ class Manifest:
         """Return True if the page was fetched by a run that did not write it to this WARC file."""
         return digest(url) in self._unarchived
 
-    def write(self, entry: Entry) -> bytes:
-        """Append the line of an entry in one call, and return the line.
-
-        It is not appended if the last line about the URL says the same. Raises StorageError if the
-        file was removed: its entries would be lost, unnoticed.
-        """
-        if self._file is None:
-            raise ValueError("the manifest is not open")
+    def write(self, entry: Entry) -> None:
+        """Append the line of an entry in one call, unless the last line about the URL says the
+        same. Raises StorageError if the file was removed: its entries would be lost, unnoticed."""
         if not os.fstat(self._file).st_nlink:
             raise StorageError(f"{self.path}: was removed during the crawl; run it again")
-        line = _encode(entry) + b"\n"
         if self._kinds.get(digest(entry.url)) != entry.kind:
-            _write_all(self._file, line)
+            _write_all(self._file, _encode(entry) + b"\n")
             self._remember(entry)
-        return line
 
     def _remember(self, entry: Entry) -> None:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
         # If there are several lines about one URL, the last one counts.
         retries, key = self._retry_denied and entry.tries > 0, digest(entry.url)
-        final = entry.outcome is Result.FETCHED or (entry.refused and not retries)
-        if final:
+        self._refused.discard(key)
+        if entry.outcome is Result.FETCHED or (entry.refused and not retries):
             self._kinds.pop(key, None)
             self._tried.discard(key)
+            if entry.refused:
+                self._refused.add(key)
         else:
             self._kinds[key] = entry.kind
             if entry.outcome is Result.FAILED:
                 self._tried.add(key)
-        if final and entry.refused:
-            self._refused.add(key)
-        elif self._refused:
-            self._refused.discard(key)
         if entry.outcome is Result.FETCHED:
             self._fetched.add(key)
             if entry.size is None:

@@ -9,13 +9,13 @@ import contextlib
 import hashlib
 import inspect
 import io
+import logging
 import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -26,7 +26,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.crawl.manifest import Folder, WarcPlace
 from gatekeeper.decision import Decision, State
-from gatekeeper.descriptors import is_shortage, with_descriptor
+from gatekeeper.descriptors import describe_shortage, is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
 from gatekeeper.page_rules import MAX_HTML
 
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 DESCRIPTOR_WAIT = 300.0
 """Seconds for which a crawl waits for a file descriptor, as it does for room on the disk."""
-_DESCRIPTOR_PAUSE = 1.0
+DESCRIPTOR_PAUSE = 1.0
+"""Seconds between two attempts to get one."""
+
+_log = logging.getLogger(__name__)
 
 
-async def patiently(
-    clock: Clock, action: Callable[[], Any], tell: Callable[[], object] = lambda: None
-) -> Any:
+async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
     """Return the result of `action`, awaited if need be; repeat it while it finds no file
-    descriptor. After 300 s the error is raised. `tell` is called before the first wait."""
+    descriptor. After 300 s the error is raised."""
 
     async def attempt() -> Any:
         result = action()
@@ -58,9 +59,14 @@ async def patiently(
             if not is_shortage(error) or clock.monotonic() - began >= DESCRIPTOR_WAIT:
                 raise
         if not told:
-            tell()
+            tell_shortage()
             told = True
-        await clock.sleep(_DESCRIPTOR_PAUSE)
+        await clock.sleep(DESCRIPTOR_PAUSE)
+
+
+def tell_shortage() -> None:
+    """Log that the crawl waits for a file descriptor, and the remedy."""
+    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 # --- one file per page -----------------------------------------------------------------------
@@ -68,7 +74,6 @@ async def patiently(
 _PARTS = ".parts"
 MAX_IN_MEMORY = 1 << 16
 """Bytes of a body that stay in memory; for a hundred workers 6 MiB at most."""
-_MAX_SPOOLED = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
 _MAX_STEM = 60
 _EXTENSIONS = {
@@ -114,9 +119,9 @@ def _digest(url: str) -> str:
 class Body:
     """A body that is being received.
 
-    With a `folder` it is in memory while it is small, then in a file in `.parts`; with `spool` in
-    a spooled temporary file; otherwise it is only counted. Use it as a context manager: a body that
-    was not kept leaves nothing behind. Writes are synchronous, to the page cache.
+    It is in memory while it is small. Then it is in a file: with a `folder` in its `.parts`, with
+    `spool` alone in a temporary one. With neither it is only counted. Use it as a context manager:
+    a body that was not kept leaves nothing behind. Writes are synchronous, to the page cache.
     """
 
     def __init__(
@@ -139,17 +144,13 @@ class Body:
         self._folder = folder
         self._name = "" if folder is None else _digest(url)
         self._limit = limit
-        self._spool = spool
+        self._counts_only = folder is None and not spool
         self._hash = hashlib.sha256()
         self._file: IO[bytes] | None = None
-        self._spooled: tempfile.SpooledTemporaryFile[bytes] | None = None
-        """`_file`, if it is in memory until it is large."""
         self._pieces: list[bytes] = []
         """The parts received before the file was created."""
 
     def __enter__(self) -> Body:
-        if self._folder is None and self._spool:
-            self._file = self._spooled = tempfile.SpooledTemporaryFile()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,10 +171,8 @@ class Body:
         while piece := await content.readany():
             room = self._limit - self.size
             self._write(piece[:room])
-            if self.size > MAX_IN_MEMORY and self._folder is not None and self._file is None:
-                await patiently(self._clock, partial(self._create_file, self._folder))
-            if self.size > _MAX_SPOOLED and self._spooled is not None:
-                await patiently(self._clock, partial(self._roll_over, self._spooled))
+            if self.size > MAX_IN_MEMORY and self._file is None and not self._counts_only:
+                await patiently(self._clock, self._create_file)
             if len(piece) > room:
                 self.cut = "length"
                 return
@@ -185,24 +184,23 @@ class Body:
             self.start += piece[: MAX_HTML - len(self.start)]
         if self._file is not None:
             self._append(self._file, piece)
-        elif self._folder is not None:
+        elif not self._counts_only:
             self._pieces.append(piece)
 
-    def _create_file(self, folder: Folder) -> IO[bytes]:
+    def _create_file(self) -> IO[bytes]:
         """Create the file, and write everything received so far."""
-        self._file = file = folder.create(_PARTS, self._name)
-        self._append(file, b"".join(self._pieces))
+        with self._storing():
+            if self._folder is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+            else:
+                self._file = self._folder.create(_PARTS, self._name)
+        self._append(self._file, b"".join(self._pieces))
         self._pieces.clear()
-        return file
+        return self._file
 
     def _append(self, file: IO[bytes], piece: bytes) -> None:
         with self._storing():
             file.write(piece)
-
-    def _roll_over(self, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
-        """Move a temporary file from memory to the disk, unless it is there."""
-        with self._storing():
-            file.rollover()
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
@@ -215,11 +213,9 @@ class Body:
 
     def open(self) -> IO[bytes]:
         """Return the bytes received, as a file at its beginning."""
-        file = self._file
-        if file is None and self._folder is not None:
-            file = self._create_file(self._folder)
-        if file is None:
-            raise ValueError("this body was not stored")
+        if self._file is None and self._folder is None:
+            return io.BytesIO(b"".join(self._pieces))
+        file = self._file or self._create_file()
         file.flush()
         file.seek(0)
         return file
@@ -233,7 +229,7 @@ class Body:
             return None
         path = name_for(self._url, content_type)
         directory, _, name = path.partition("/")
-        file = self._file or self._create_file(self._folder)
+        file = self._file or self._create_file()
         with self._storing():
             file.close()
         self._folder.move((_PARTS, self._name), (directory, name))
@@ -245,10 +241,13 @@ class Body:
 
 _MAGIC = b"WARC/1."
 _GZIP = b"\x1f\x8b"
-_RECORD_END = b"\r\n\r\n"
+_BLANK_LINE = b"\r\n\r\n"
+"""Ends the head of a record, and the record."""
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,18})[ \t]*(?:\r\n|\Z)", re.IGNORECASE)
 _BLOCK = 16 * 1024
 """Bytes read in one call; they decompress to at most a thousand times as much."""
-_MAX_HEADER = 1024 * 1024
+_MAX_HEAD = 128 * 1024
+"""Bytes of the head of a record, which has the URL."""
 
 
 class DamagedArchive(ValueError):
@@ -256,7 +255,6 @@ class DamagedArchive(ValueError):
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"damaged at byte {offset:,}")
-        self.offset = offset
 
 
 def is_compressed(file: IO[bytes]) -> bool:
@@ -291,65 +289,29 @@ def _member_ends(file: IO[bytes], offset: int) -> Iterator[int]:
 
 
 def _plain_ends(file: IO[bytes], offset: int) -> Iterator[int]:
-    while (content := _content_end(file, offset)) is not None:
-        file.seek(content)
-        end = file.read(len(_RECORD_END))
-        if end != _RECORD_END:
-            if _RECORD_END.startswith(end):
+    while True:
+        file.seek(offset)
+        start = file.read(_MAX_HEAD)
+        head, blank, _ = start.partition(_BLANK_LINE)
+        length = _LENGTH.search(head)
+        is_cut = not blank and len(start) < _MAX_HEAD
+        if not head.startswith(_MAGIC[: len(head)]) or not (is_cut or (blank and length)):
+            raise DamagedArchive(offset)
+        if is_cut or length is None:
+            return
+        file.seek(offset + len(head) + len(blank) + int(length[1]))
+        end = file.read(len(_BLANK_LINE))
+        if end != _BLANK_LINE:
+            if _BLANK_LINE.startswith(end):
                 return
             raise DamagedArchive(offset)
-        offset = content + len(_RECORD_END)
+        offset = file.tell()
         yield offset
-
-
-def _content_end(file: IO[bytes], offset: int) -> int | None:
-    """Return the end of the content of the record at `offset`; None if the file ends before it."""
-    file.seek(offset)
-    line = file.readline(_MAX_HEADER)
-    if not line.startswith(_MAGIC[: len(line)]):
-        raise DamagedArchive(offset)
-    length = None
-    while line.strip():
-        if not line.endswith(b"\n"):
-            return None
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length" and value.strip().isdigit():
-            length = int(value)
-        line = file.readline(_MAX_HEADER)
-    if not line.endswith(b"\n"):
-        return None
-    if length is None:
-        raise DamagedArchive(offset)
-    return file.tell() + length
 
 
 # --- writing WARC records --------------------------------------------------------------------
 
 _TRANSFER_ENCODING = "X-Archive-Orig-Transfer-Encoding"
-
-
-class WarcHead:
-    """The parts of a response that a record needs, read before its connection is released."""
-
-    def __init__(self, response: aiohttp.ClientResponse, at: datetime) -> None:
-        request = response.request_info
-        self.at = at
-        self.url: str = str(response.url)
-        self.request_line: str = f"{response.method} {response.url.raw_path_qs} HTTP/1.1"
-        self.request_headers: list[tuple[str, str]] = list(request.headers.items())
-        version = response.version
-        self.protocol: str = f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1"
-        self.status_line: str = f"{response.status} {response.reason or ''}".rstrip()
-        # Latin-1 preserves the bytes, whatever their encoding is.
-        raw = (
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in response.raw_headers
-        )
-        self.headers: list[tuple[str, str]] = [
-            (_TRANSFER_ENCODING if name.lower() == "transfer-encoding" else name, value)
-            for name, value in raw
-        ]
-        self.address: Any | None = getattr(response, "peer", None)
 
 
 class PeerResponse(aiohttp.ClientResponse):
@@ -453,7 +415,7 @@ def about_page(
 
 
 class Warc:
-    """One WARC file, opened for appending. Use it as a context manager, while holding the lock.
+    """One WARC file, opened for appending. Make it while holding the lock, as a context manager.
 
     `name` is the file's name in the manifest, `last` the position of the last page that the
     manifest has for it. Only the incomplete record of a writer that was killed is ever cut off. A
@@ -465,41 +427,33 @@ class Warc:
     def __init__(
         self, path: Path, *, software: str, name: str | None = None, last: WarcPlace | None = None
     ) -> None:
-        self._make = warc_writer()
+        make = warc_writer()
         self._software = software
         self._path = path
         self._name = name or path.name
-        self._last = last
-        self._writer: Any = None
-        self._file: IO[bytes] | None = None
+        end, compressed = 0, path.suffix == ".gz"
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as existing:
+                end, compressed = self._checked_end(existing, last), is_compressed(existing)
+        self._file: IO[bytes] = path.open("ab")
+        self._file.truncate(end)
+        self._file.seek(end)
+        self._writer: Any = make(self._file, gzip=compressed, warc_version="1.1")
+        if end == 0:
+            about = {"software": software, "format": "WARC File Format 1.1", "robots": "obey"}
+            with self._rollback():
+                self._writer.write_record(self._writer.create_warcinfo_record(path.name, about))
 
     def __enter__(self) -> Warc:
-        end, compressed = 0, self._path.suffix == ".gz"
-        if self._path.exists() and self._path.stat().st_size:
-            with self._path.open("rb") as existing:
-                end, compressed = self._checked_end(existing), is_compressed(existing)
-        self._file = file = self._path.open("ab")
-        file.truncate(end)
-        file.seek(end)
-        self._writer = self._make(file, gzip=compressed, warc_version="1.1")
-        if end == 0:
-            about = {"software": self._software, "format": "WARC File Format 1.1", "robots": "obey"}
-            with self._rollback(file):
-                self._writer.write_record(
-                    self._writer.create_warcinfo_record(self._path.name, about)
-                )
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
-    def _checked_end(self, file: IO[bytes]) -> int:
+    def _checked_end(self, file: IO[bytes], last: WarcPlace | None) -> int:
         """Return the end of the last complete record. Raises ConfigError for an unusable file."""
         if not self._is_ours(file):
             raise self._unusable("does not belong to this crawl")
-        last = self._last
         start, known_end = (0, None) if last is None else (last.offset, last.end)
         end, matches = 0, known_end is None
         try:
@@ -534,74 +488,70 @@ class Warc:
             return False
 
     @contextmanager
-    def _rollback(self, file: IO[bytes]) -> Iterator[None]:
+    def _rollback(self) -> Iterator[None]:
         """Undo an incomplete write, which would make all later records unreadable."""
-        offset = file.tell()
+        offset = self._file.tell()
         try:
             yield
-            file.flush()
+            self._file.flush()
         except BaseException:
-            file.truncate(offset)
-            file.seek(offset)
+            self._file.truncate(offset)
+            self._file.seek(offset)
             raise
 
     def write(
         self,
-        head: WarcHead,
+        answer: aiohttp.ClientResponse,
+        at: datetime,
         body: IO[bytes],
         *,
         size: int,
         cut: str | None = None,
         about: Mapping[str, object] | None = None,
     ) -> WarcPlace:
-        """Append the request, the response and a metadata record with `about` (ISO 28500:2017
-        section 6.5), and return their position.
+        """Append a request that was sent at that time, its response, and a metadata record with
+        `about` (ISO 28500:2017 section 6.5), and return their position.
 
         `cut`: why the body is incomplete, as a value of WARC-Truncated.
         """
         from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
 
-        file = self._file
-        if file is None:
-            raise ValueError("the WARC file is not open")
-        offset, create = file.tell(), self._writer.create_warc_record
-        common = {"WARC-Date": f"{head.at:%Y-%m-%dT%H:%M:%S.%f}Z"}
-        if head.address is not None:
-            common["WARC-IP-Address"] = head.address
-        sent = StatusAndHeaders(head.request_line, head.request_headers, is_http_request=True)
-        request = create(head.url, "request", http_headers=sent, warc_headers_dict=dict(common))
+        offset, create, url = self._file.tell(), self._writer.create_warc_record, str(answer.url)
+        common = {"WARC-Date": _date(at)}
+        if (peer := getattr(answer, "peer", None)) is not None:
+            common["WARC-IP-Address"] = peer
+        line = f"{answer.method} {answer.url.raw_path_qs} HTTP/1.1"
+        sent = StatusAndHeaders(
+            line, list(answer.request_info.headers.items()), is_http_request=True
+        )
+        version = answer.version
         response = create(
-            head.url,
+            url,
             "response",
             payload=body,
             length=size,
-            http_headers=StatusAndHeaders(head.status_line, head.headers, protocol=head.protocol),
+            http_headers=StatusAndHeaders(
+                f"{answer.status} {answer.reason or ''}".rstrip(),
+                _stored_fields(answer.raw_headers),
+                protocol=f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1",
+            ),
             warc_headers_dict=common | ({"WARC-Truncated": cut} if cut else {}),
         )
-        with self._rollback(file):
+        request = create(url, "request", http_headers=sent, warc_headers_dict=dict(common))
+        with self._rollback():
             self._writer.write_request_response_pair(request, response)
             if about is not None:
-                self._write_metadata(head.url, common["WARC-Date"], about, response)
-        return WarcPlace(self._name, offset, file.tell())
+                self._write_metadata(url, common["WARC-Date"], about, response)
+        return WarcPlace(self._name, offset, self._file.tell())
 
     def write_robots(self, texts: Iterable[RobotsText]) -> None:
         """Append each text as a `resource` (ISO 28500:2017 section 6.4: there is no response to
         keep, as a text may come from an earlier run), and how it was retrieved as metadata."""
-        if (file := self._file) is None:
-            raise ValueError("the WARC file is not open")
         for one in texts:
-            date, resource = f"{one.at:%Y-%m-%dT%H:%M:%S.%f}Z", None
-            with self._rollback(file):
+            date, resource = _date(one.at), None
+            with self._rollback():
                 if one.body is not None:
-                    resource = self._writer.create_warc_record(
-                        one.url,
-                        "resource",
-                        payload=io.BytesIO(one.body),
-                        length=len(one.body),
-                        warc_content_type="text/plain",
-                        warc_headers_dict={"WARC-Date": date},
-                    )
-                    self._writer.write_record(resource)
+                    resource = self._append(one.url, "resource", date, one.body, "text/plain")
                 self._write_metadata(one.url, date, one.about, resource)
 
     def _write_metadata(
@@ -614,13 +564,38 @@ class Warc:
         if record is not None:
             its_id = record.rec_headers.get_header("WARC-Record-ID")
             named = {"WARC-Concurrent-To": its_id, "WARC-Refers-To": its_id}
-        self._writer.write_record(
-            self._writer.create_warc_record(
-                url,
-                "metadata",
-                payload=io.BytesIO(text),
-                length=len(text),
-                warc_content_type=_FIELDS,
-                warc_headers_dict={"WARC-Date": date, **named},
-            )
+        self._append(url, "metadata", date, text, _FIELDS, **named)
+
+    def _append(
+        self,
+        url: str,
+        kind: str,
+        date: str,
+        content: bytes,
+        content_type: str,
+        **more: str,
+    ) -> Any:
+        """Append a record of a text, and return it. `more`: further fields of its head."""
+        record = self._writer.create_warc_record(
+            url,
+            kind,
+            payload=io.BytesIO(content),
+            length=len(content),
+            warc_content_type=content_type,
+            warc_headers_dict={"WARC-Date": date, **more},
         )
+        self._writer.write_record(record)
+        return record
+
+
+def _date(at: datetime) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def _stored_fields(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return the fields of a head. Latin-1 preserves the bytes, whatever their encoding is."""
+    fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
+    return [
+        (_TRANSFER_ENCODING if name.lower() == "transfer-encoding" else name, value)
+        for name, value in fields
+    ]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+import msgspec
+
 from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.crawl.manifest import Entry, Result
-from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.errors import InvalidURL, StorageError, quoted
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Severity
@@ -34,16 +34,15 @@ INTERVAL = "turn"
 _MAX_REPORTED = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Holdup:
+class Holdup(msgspec.Struct, frozen=True):
     """Why an origin may not be requested now, and when it may be."""
 
     reason: str
     """One word for machines: a decision's reason, or INTERVAL."""
-    text: str
+    why: str
     """The reason for people."""
-    until: datetime | None = None
-    """When the hold-up ends; None: when an operator ends it."""
+    retry_at: datetime | None = None
+    """The time from which it may be requested; None: not before an operator allows it."""
 
     @classmethod
     def of(cls, decision: Decision) -> Holdup:
@@ -56,9 +55,9 @@ class Holdup:
         return cls(decision.reason, text, decision.retry_at)
 
     def __str__(self) -> str:
-        if self.until is None:
-            return self.text
-        return f"{self.text}; again at {self.until:%Y-%m-%d %H:%M:%S} UTC"
+        if self.retry_at is None:
+            return self.why
+        return f"{self.why}; again at {self.retry_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class HoldupReporter:
@@ -132,10 +131,9 @@ class Tally:
         return self.done == self.total == good and not bad and not self.unread
 
     @property
-    def unread(self) -> int:
-        """The number of sitemaps that could not be read completely."""
-        errors = (one.source for one in self.sitemaps if one.severity is Severity.ERROR)
-        return len(set(errors))
+    def unread(self) -> list[SitemapFinding]:
+        """What is missing of sitemaps that could not be read completely."""
+        return [one for one in self.sitemaps if one.severity is Severity.ERROR]
 
     def skip(self, *, unarchived: bool, refused: bool, is_url: bool = True) -> None:
         """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
@@ -171,9 +169,9 @@ class Tally:
                 f"not fetched: {self.refused:,} of the skipped URLs, which were denied or are not "
                 "URLs; --retry-denied asks again about denied ones"
             )
-        if self.unread:
-            lines.append(f"not read completely: {self.unread:,} sitemaps")
-            errors = [one for one in self.sitemaps if one.severity is Severity.ERROR]
+        if errors := self.unread:
+            number = len({one.source for one in errors})
+            lines.append(f"not read completely: {number:,} sitemaps")
             lines += [f"          {mask(one.source)}  {one.message}" for one in errors[:most]]
         for outcome in (Result.DENIED, Result.FAILED):
             causes = self.causes.get(outcome, Counter())
@@ -197,12 +195,8 @@ class Tally:
 
 def cause(entry: Entry) -> str:
     """Return in words why a URL was not fetched: the deciding line, if there is one."""
-    if entry.error is not None:
-        return entry.error
-    return _decision_cause(entry.decision) if entry.decision is not None else ""
-
-
-def _decision_cause(decision: Decision) -> str:
+    if entry.error is not None or (decision := entry.decision) is None:
+        return entry.error or ""
     if decision.rule is not None:
         return f"line {decision.rule.line}: {decision.rule.text}"
     text = decision.reason.replace("_", " ")
@@ -299,7 +293,7 @@ class DueOrigin:
     def problem(self) -> str:
         """Why it waits, if for more than its interval; else how it is slowed down, or ""."""
         if self.holdup is not None and self.holdup.reason != INTERVAL:
-            return self.holdup.text
+            return self.holdup.why
         return self.slowed
 
     def __str__(self) -> str:
@@ -499,7 +493,6 @@ def duration(seconds: float) -> str:
 # --- hosts with waiting URLs -----------------------------------------------------------------
 
 
-_INFINITY = float("inf")
 _REASONS = {
     "block": Reason.HOST_BLOCKED,
     "pause": Reason.HOST_PAUSED,
@@ -507,67 +500,48 @@ _REASONS = {
     "fleet": Reason.FLEET,
     "storage": Reason.STORAGE,
 }
-_ENDLESS = {"pause": _INFINITY, "fleet": 1.0, "storage": 1.0}
+_ENDLESS = {"pause": math.inf, "fleet": 1.0, "storage": 1.0}
 """Seconds that count for kinds of clock whose end is unknown; others may end at any moment."""
 
 
-class WaitingHosts:
+class WaitingHosts(Counter[str]):
     """The number of URLs that wait for each origin.
 
     Two origins of a host have separate files, and one may be deferred while the other is not.
     Memory: an entry for each origin with waiting URLs.
     """
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, tuple[int, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, url: str, origin: str | None = None) -> None:
-        """Count a URL as waiting. Pass its origin, here and in `drop`, if it is known."""
-        origin = origin or urls.split(url)[0]
-        count, _ = self._waiting.get(origin, (0, url))
-        self._waiting[origin] = (count + 1, url)
-
-    def drop(self, url: str, origin: str | None = None) -> None:
-        """Count a URL as no longer waiting."""
-        origin = origin or urls.split(url)[0]
-        count, some = self._waiting.get(origin, (0, url))
-        if count > 1:
-            self._waiting[origin] = (count - 1, some)
-        else:
-            self._waiting.pop(origin, None)
+    def drop(self, origin: str) -> None:
+        """Count a URL of the origin as no longer waiting."""
+        self[origin] -= 1
+        if self[origin] <= 0:
+            del self[origin]
 
     async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[DueOrigin]:
         """Return the `most` origins with the most waiting URLs, sorted by when they are due."""
-        names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
-        due = [await self._due_origin(name, gate, clock) for name in names]
+        due = [await self.due(origin, gate, clock) for origin, _ in self.most_common(most)]
         return sorted(due, key=lambda one: (one.seconds, one.host))
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
         """Return the seconds until the first origin is due; stop at one within `enough`."""
-        best = _INFINITY
-        for origin in tuple(self._waiting):
-            best = min(best, (await self._due_origin(origin, gate, clock)).seconds)
+        best = math.inf
+        for origin in tuple(self):
+            best = min(best, (await self.due(origin, gate, clock)).seconds)
             if best <= enough:
                 break
         return best
 
-    async def due_origin(self, url: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
-        """Return when the origin of a URL is due next, which need not be waiting itself."""
-        return await self._due_origin(urls.parse(url).origin, gate, clock)
-
-    async def _due_origin(self, origin: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
-        count, url = self._waiting.get(origin, (0, ""))
-        wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
-        slowed = ""
-        views: Iterable[ClockView] = ()
-        with suppress(StorageError):  # if the storage can't be read, the decision says so
-            views = await gate.why(urls.parse(origin).host)
+    async def due(self, origin: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
+        """Return when an origin is due next, which need not be waiting itself."""
+        wall, seconds, holdup, interval, slowed = clock.wall(), 0.0, None, 0.0, ""
+        try:
+            views = await gate.why(urls.host_of(origin))
+        except StorageError as error:  # it can't be read
+            views = (ClockView(origin, "storage", str(error)),)
         for view in views:
-            if view.kind in ("file", "visit-time"):
-                continue  # perhaps of another origin: the decision below is about this one
+            of_file = view.kind in ("file", "visit-time")
+            if of_file and view.scope != origin:
+                continue  # another origin of the host
             if view.kind == "interval" and view.decides:
                 interval = max(interval, view.seconds or 0.0)
             if view.kind == "interval" and view.since is not None:
@@ -577,15 +551,12 @@ class WaitingHosts:
             else:
                 left = view.until.timestamp() - wall
             if left > seconds:
-                reason = _REASONS.get(view.kind, INTERVAL)
-                seconds, holdup = left, Holdup(reason, view.source, view.until)
-        decision = gate.peek(url) if url else None
-        if decision is not None and decision.verdict is Verdict.DEFER:
-            until = decision.retry_at
-            left = until.timestamp() - wall if until is not None else _INFINITY
-            if left > seconds:
-                seconds, holdup = left, Holdup.of(decision)
-        host = origin.partition("://")[2]
+                reason, why = _REASONS.get(view.kind, INTERVAL), view.source
+                if of_file:
+                    reason, why = why.partition(" ")[0], why.replace("_", " ")
+                    why = f"robots.txt: {why}" if view.kind == "file" else why
+                seconds, holdup = left, Holdup(reason, why, view.until)
+        host, waiting = origin.partition("://")[2], self[origin]
         return DueOrigin(
-            host, seconds, count, origin=origin, holdup=holdup, interval=interval, slowed=slowed
+            host, seconds, waiting, origin=origin, holdup=holdup, interval=interval, slowed=slowed
         )

@@ -42,6 +42,7 @@ from gatekeeper.crawl.sources import (
     read_sitemaps,
     read_urls,
 )
+from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.session.polite import polite_session, session_gate
 from gatekeeper.sitemaps import SitemapFinding
@@ -57,16 +58,11 @@ _MAX_HELD_UP = 1_000
 """Maximum origins to name in the JSON summary; people are shown the first 20."""
 
 
-class HeldUpHost(msgspec.Struct, frozen=True):
-    """An origin with URLs that could not be requested."""
+class HeldUpHost(Holdup, frozen=True, kw_only=True):
+    """An origin with URLs that could not be requested, and why."""
 
     origin: str
     urls: int
-    reason: str
-    """One word: a decision's reason, or `turn` if only the interval was in the way."""
-    why: str
-    retry_at: datetime | None
-    """The time from which it may be requested; None: not before an operator allows it."""
 
 
 class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +101,7 @@ class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
             else "the next run starts over: only -o DIR or --warc FILE stores what is done"
         )
         lines = [f"stopped: {'; '.join(parts)}"]
-        for held in self.held_up[:most]:
-            why = Holdup(held.reason, held.why, held.retry_at)
-            lines.append(f"  {held.urls:>6,}  {held.origin}  {why}")
+        lines += [f"  {held.urls:>6,}  {held.origin}  {held}" for held in self.held_up[:most]]
         if len(self.held_up) > most:
             lines.append(f"          and {len(self.held_up) - most:,} more hosts")
         rest = self.unfinished - sum(held.urls for held in self.held_up)
@@ -206,13 +200,12 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 **session,
             )
         )
-        run = _Run(job, client, outputs, clock, progress)
-        work = run.crawl
+        work = _ShownCrawl(job, client, outputs, clock, progress)
         stack.enter_context(progress)
         async with interruptible(work, progress, job.limits.grace) as interrupted:
-            await run.complete(listed)
+            await work.complete(listed)
         stopped = work.stopped_by or (INTERRUPTED_BY_SIGNAL if interrupted() else None)
-        end = await run.summary(stopped)
+        end = await work.summary(stopped)
     _print_summary(job, work.tally, end)
     if interrupted():
         return INTERRUPTED
@@ -284,8 +277,8 @@ def _make_folder(option: str, given: Path, folder: Path) -> None:
         ) from error
 
 
-class _Run:
-    """A crawl, and how it is shown while it runs."""
+class _ShownCrawl(Crawl):
+    """A crawl that is shown while it runs, and that ends by itself if it only waits."""
 
     def __init__(
         self,
@@ -295,28 +288,26 @@ class _Run:
         clock: Clock,
         progress: Progress,
     ) -> None:
-        self._job, self._clock, self._progress = job, clock, progress
-        self._gate = session_gate(client)
+        super().__init__(
+            client, session_gate(client), clock=clock, limits=job.limits, outputs=outputs
+        )
+        self._job, self._progress = job, progress
         self._holdups = HoldupReporter(progress.say)
         self._speed = Speedometer()
-        self.crawl = Crawl(
-            client,
-            self._gate,
-            clock=clock,
-            limits=job.limits,
-            outputs=outputs,
-            on_entry=self._on_entry,
-            on_deferred=lambda one: self._holdups.report(one.origin, Holdup.of(one)),
-            on_setback=self._on_setback,
-        )
 
-    def _on_entry(self, entry: Entry) -> None:
+    def on_entry(self, entry: Entry) -> None:
+        """Print the entry."""
         if self._job.as_json:
             print(json_text(entry), flush=True)
         self._progress.entry(entry)
 
-    async def _on_setback(self, url: str) -> None:
-        one = await self.crawl.hosts.due_origin(url, self._gate, self._clock)
+    def on_deferred(self, decision: Decision) -> None:
+        """Say which host the crawl waits for."""
+        self._holdups.report(decision.origin, Holdup.of(decision))
+
+    async def on_setback(self, origin: str) -> None:
+        """Say which host the crawl waits for, and for how long."""
+        one = await self.hosts.due(origin, self._gate, self._clock)
         if one.holdup is not None:
             self._holdups.report(one.origin, one.holdup, one.slowed)
 
@@ -325,7 +316,7 @@ class _Run:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch())
-                await self.crawl.run(self._urls(listed))
+                await self.run(self._urls(listed))
                 watching.cancel()
                 self._show(())
         except BaseExceptionGroup as errors:
@@ -336,7 +327,7 @@ class _Run:
 
     async def _urls(self, listed: URLList | None) -> AsyncIterator[GivenURL]:
         """Yield the URLs of all sources: arguments, the list, and the sitemaps."""
-        job, tell = self._job, self.crawl.tally.sitemaps.append
+        job, tell = self._job, self.tally.sitemaps.append
         async for given in read_urls(job.urls, listed):
             yield given
         async for given in read_sitemaps(
@@ -345,7 +336,7 @@ class _Run:
             yield given
 
     def _show(self, due: Sequence[DueOrigin]) -> None:
-        tally = self.crawl.tally
+        tally = self.tally
         self._progress.show(tally, due, self._speed.read(self._clock.monotonic(), tally, due))
 
     async def _watch(self) -> None:
@@ -353,10 +344,10 @@ class _Run:
 
         Raises StorageError if the crawl waits for room on the disk for too long.
         """
-        work, gate, clock, max_wait = self.crawl, self._gate, self._clock, self._job.max_wait
+        gate, clock, max_wait = self._gate, self._clock, self._job.max_wait
         last_moved, moved_at, written_at = (-1, -1), 0.0, 0.0
         while True:
-            tally, now = work.tally, clock.monotonic()
+            tally, now = self.tally, clock.monotonic()
             moved = tally.done, tally.begun
             problem = gate.parts.storage_failing
             if moved != last_moved:
@@ -371,30 +362,27 @@ class _Run:
                     "nothing is requested without; make room there, and run the command again to "
                     "resume"
                 )
-            self._show(await work.hosts.busiest(gate, clock, _HOSTS_SHOWN))
+            self._show(await self.hosts.busiest(gate, clock, _HOSTS_SHOWN))
             # If nothing moved since the last look, stop if no host is due in time. The deferrals of
             # a host may each be short; together they are one wait, since the last move.
             remaining = max(0.0, max_wait - (now - moved_at))
             idle = tally.complete and not tally.in_flight and moved == last_moved
-            idle = idle and len(work.hosts) > 0
-            if idle and await work.hosts.soonest(gate, clock, remaining) > remaining:
-                work.stop(MAX_WAIT)
+            idle = idle and len(self.hosts) > 0
+            if idle and await self.hosts.soonest(gate, clock, remaining) > remaining:
+                self.stop(MAX_WAIT)
             last_moved = moved
             await clock.sleep(self._progress.every)
 
     async def summary(self, stopped: str | None) -> CrawlSummary:
         """Return the summary of the crawl from what the gate knows, without any request."""
-        tally = self.crawl.tally
+        tally = self.tally
         held_up = []
-        for one in await self.crawl.hosts.busiest(self._gate, self._clock, _MAX_HELD_UP):
+        for one in await self.hosts.busiest(self._gate, self._clock, _MAX_HELD_UP):
             holdup = one.holdup
             # An interval that has not passed is worth mentioning only if it ended the crawl.
             if holdup is not None and (holdup.reason != INTERVAL or stopped == MAX_WAIT):
-                held_up.append(
-                    HeldUpHost(
-                        one.origin, one.waiting, str(holdup.reason), holdup.text, holdup.until
-                    )
-                )
+                why = msgspec.structs.asdict(holdup)
+                held_up.append(HeldUpHost(**why, origin=one.origin, urls=one.waiting))
         return CrawlSummary(
             fetched=tally.outcomes[Result.FETCHED],
             denied=tally.outcomes[Result.DENIED],

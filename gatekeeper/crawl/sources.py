@@ -125,9 +125,8 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
     A read that the loop has announced never blocks. So the descriptor need not be made
     non-blocking, which would affect the shell and, on a terminal, our own output.
     """
-    wait = _until_readable if _is_watchable(descriptor) else _yield_to_loop
     while True:
-        await wait(descriptor)
+        await _readable(descriptor)
         try:
             block = os.read(descriptor, _BLOCK)
         except BlockingIOError:  # another process that shares the descriptor has read the data
@@ -137,35 +136,21 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
         yield block
 
 
-def _is_watchable(descriptor: int) -> bool:
-    """Return True if the loop can watch the descriptor: a pipe, a socket or a terminal.
+async def _readable(descriptor: int) -> None:
+    """Return when a pipe, a socket or a terminal can be read without blocking.
 
-    Reading regular files and devices such as /dev/null never blocks, and epoll refuses them.
+    Regular files and devices such as /dev/null always can, and the loop can't watch them.
     """
-    loop = asyncio.get_running_loop()
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
     try:
-        loop.add_reader(descriptor, _do_nothing)
+        loop.add_reader(descriptor, ready.set)
     except (OSError, NotImplementedError):
-        return False
-    loop.remove_reader(descriptor)
-    return True
-
-
-async def _until_readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
+        await asyncio.sleep(0)  # a long file must not hold up the crawl or a Ctrl-C
+        return
     try:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-async def _yield_to_loop(_: int) -> None:
-    await asyncio.sleep(0)  # reading a long file must not hold up the crawl or a Ctrl-C
-
-
-def _do_nothing() -> None: ...
 
 
 # --- sitemaps --------------------------------------------------------------------------------

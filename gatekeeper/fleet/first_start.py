@@ -8,7 +8,6 @@ this module; members then start without waiting. Clocks that the store has stay 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import NamedTuple
@@ -16,13 +15,12 @@ from typing import NamedTuple
 from gatekeeper.clock import micros, utc
 from gatekeeper.config import FleetConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.fleet.scripts import EPOCH_KEYS, FORMAT, INIT, check_format, key_prefix
+from gatekeeper.fleet.scripts import DECLARE, EPOCH_KEYS, FORMAT, check_format, key_prefix
 from gatekeeper.fleet.sharded import shard_namespaces
 from gatekeeper.fleet.store import Store
 
 _SILENT_SECONDS = 60.0
 """A member without a heartbeat for that long, or three holds if they are longer, is gone."""
-_LOOK, _IF_NONE, _ALWAYS = "look", "none", "always"
 
 
 class FirstStart(NamedTuple):
@@ -45,8 +43,15 @@ class FirstStart(NamedTuple):
         return max(len(self.members), self.listening)
 
 
-_Found = tuple[bytes, int, bytes, list[bytes], int, int]
-"""The reply of `INIT`."""
+class _Found(NamedTuple):
+    """What one shard of the store has."""
+
+    epoch: str
+    """Its id; empty if there is none."""
+    began: int
+    """When it began, in microseconds of the server's clock."""
+    members: list[bytes]
+    listening: int
 
 
 async def begin_fleet(config: FleetConfig, *, force: bool = False) -> FirstStart:
@@ -67,33 +72,42 @@ async def begin_fleet(config: FleetConfig, *, force: bool = False) -> FirstStart
             await store.connect(starting=True)
             shards.append((store, name))
         # Of a cluster, every server is looked at before the first one is written to.
-        found = [await _init(store, name, _LOOK, config) for store, name in shards]
-        free = all(not one[0] and not one[3] and not one[4] for one in found)
-        if free or force:
-            how = _ALWAYS if force else _IF_NONE
-            found = [await _init(store, name, how, config) for store, name in shards]
-        return _summary(shards[0][0].where, found)
+        found = [await _look(store, name, config.hold) for store, name in shards]
+        begun = force or not any(one.epoch or one.members or one.listening for one in found)
+        if begun:
+            started = [
+                await _start(store, name, one.epoch, config.hold)
+                for (store, name), one in zip(shards, found, strict=True)
+            ]
+            begun = all(started)
+        began = [one.began for one in found if one.epoch]
+        return FirstStart(
+            shards[0][0].where,
+            begun=begun,
+            since=utc(max(began) / 1e6) if began else None,
+            members=tuple(sorted({name.decode() for one in found for name in one.members})),
+            listening=max(one.listening for one in found),
+        )
 
 
-async def _init(store: Store, namespace: str, how: str, config: FleetConfig) -> _Found:
+async def _look(store: Store, namespace: str, hold: float) -> _Found:
     prefix = key_prefix(namespace)
-    silent = micros(max(_SILENT_SECONDS, 3 * config.hold))
-    arguments = [how, secrets.token_hex(4), store.identity, str(FORMAT), str(micros(config.hold))]
-    arguments += [str(silent), f"{prefix}all"]
+    form = list[bytes | None]
+    told = await store.run("HMGET", f"{prefix}epoch", "id", "at", "format", form=form)
+    epoch, began, version = ((one or b"").decode() for one in told)
+    if epoch:
+        check_format(version, prefix)
+    seconds, _ = await store.run("TIME", form=tuple[bytes, bytes])
+    silent = int(int(seconds) - max(_SILENT_SECONDS, 3 * hold)) * 1_000_000
+    members = await store.run("ZRANGEBYSCORE", f"{prefix}members", silent, "+inf", form=list[bytes])
+    _, listening = await store.run("PUBSUB", "NUMSUB", f"{prefix}all", form=tuple[bytes, int])
+    return _Found(epoch, int(began or 0), members, listening)
+
+
+async def _start(store: Store, namespace: str, epoch: str, hold: float) -> int:
+    """Begin an epoch after that one. A member that came meanwhile has begun one itself."""
+    prefix = key_prefix(namespace)
+    arguments = [epoch, secrets.token_hex(4), store.identity, str(micros(hold)), str(FORMAT)]
     keys = [prefix + name for name in EPOCH_KEYS]
-    found: _Found = await store.script(INIT, keys, arguments, _Found)
-    if found[0]:
-        check_format(found[2].decode(), prefix)
-    return found
-
-
-def _summary(where: str, found: Sequence[_Found]) -> FirstStart:
-    began = [int(one[1]) for one in found if one[0]]
-    names = {name.decode() for one in found for name in one[3]}
-    return FirstStart(
-        where,
-        begun=all(one[5] for one in found),
-        since=utc(max(began) / 1e6) if began else None,
-        members=tuple(sorted(names)),
-        listening=max(one[4] for one in found),
-    )
+    started: int = await store.script(DECLARE, keys, [*arguments, f"{prefix}all"], int)
+    return started

@@ -22,6 +22,7 @@ import math
 import re
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -121,22 +122,18 @@ class _PendingCall(NamedTuple):
     future: asyncio.Future[Any]
 
 
-class SharedLog:
-    """Conditions that several ledgers of one store observe, so that each is logged only once."""
+class SharedLog(Counter[str]):
+    """By condition, how many ledgers of one store observe it, so that each is logged only once."""
 
-    def __init__(self) -> None:
-        self._observed: dict[str, set[str]] = {}
-
-    def begins(self, condition: str, ledger: str) -> bool:
+    def begins(self, condition: str) -> bool:
         """Note that a ledger observes a condition. Return True if it is the first one."""
-        observers = self._observed.setdefault(condition, set())
-        observers.add(ledger)
-        return len(observers) == 1
+        self[condition] += 1
+        return self[condition] == 1
 
-    def ends(self, condition: str, ledger: str) -> bool:
+    def ends(self, condition: str) -> bool:
         """Note that a condition is over for a ledger. Return True if it was the last one."""
-        self._observed[condition].discard(ledger)
-        return not self._observed[condition]
+        self[condition] -= 1
+        return not self[condition]
 
 
 class RedisLedger:
@@ -167,7 +164,6 @@ class RedisLedger:
         self._url = url
         self._store = Store(url, config, tag=namespace)
         self._namespace = namespace
-        self._robots_store: Store | None = None
         self._shared_fetcher: SharedFetcher | None = None
         self._prefix = key_prefix(namespace)
         self._epoch_keys = [*map(self._key, EPOCH_KEYS)]
@@ -199,7 +195,7 @@ class RedisLedger:
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
-        self._shared_log = shared_log or SharedLog()
+        self._shared_log = SharedLog() if shared_log is None else shared_log
         self._quarantine_logged = False
         """Whether the log says that nothing is granted during a quarantine."""
         self._subscribed = 0
@@ -217,7 +213,6 @@ class RedisLedger:
         """Return a source of robots.txt files that the fleet fetches once. `files()` returns the
         files that this member has, None: not yet. `mine`: the origins that this ledger stores."""
         store = Store(self._url, self.config, any_epoch=True, tag=self._namespace)
-        self._robots_store = store
         self._shared_fetcher = shared = SharedFetcher(
             fetcher, store, cache, self._prefix, self.member, files, mine, divided=self._divided
         )
@@ -237,13 +232,12 @@ class RedisLedger:
             async with self._lock:
                 await self._recover(starting=True)
         except LedgerLost as error:
-            self._open = True
             self._set_lost(error)
         except ConfigError:
             await self._store.close()
             raise
         self._open = True
-        if self._shared_log.begins("member", self._prefix):
+        if self._shared_log.begins("member"):
             _log.info("this is member %s of the fleet at %s", self.member, self._store.where)
         loop = asyncio.get_running_loop()
         self._listen_task = loop.create_task(self._listen_loop())
@@ -276,9 +270,8 @@ class RedisLedger:
                     keys = [self._epoch_keys[0], self._key("members")]
                     await self._store.script(LEAVE, keys, [self.member, self._epoch])
         await self._store.close()
-        if self._robots_store is not None and self._shared_fetcher is not None:
+        if self._shared_fetcher is not None:
             await self._shared_fetcher.close()
-            await self._robots_store.close()
 
     async def __aenter__(self) -> RedisLedger:
         await self.open()
@@ -461,11 +454,8 @@ class RedisLedger:
         """Execute the operations in order, and return the answers of those that have one. `epoch`
         is passed during a recovery only: the new epoch, in which no other calls are made yet."""
         self._requests += len(operations)
-        self._flights.add_unanswered(1)
-        try:
+        with self._flights.unanswered_call():
             return await self._execute_calls(operations, epoch or self._epoch)
-        finally:
-            self._flights.add_unanswered(-1)
 
     async def _execute_calls(self, operations: list[Operation], epoch: str) -> list[Any]:
         answers: list[Any] = []
@@ -613,7 +603,7 @@ class RedisLedger:
         if self.config.when_lost == "divide":
             consequence = "each member continues with its own share of the hosts"
         reason = str(why).removeprefix(f"{self._store.where}: ")
-        if self._shared_log.begins("lost", self._prefix):
+        if self._shared_log.begins("lost"):
             _log.error("%s can't be reached (%s): %s", self._store.where, reason, consequence)
         # While members divide the hosts, the waiters ask again, to learn who serves theirs.
         self._notify_lost(self.config.when_lost == "wait")
@@ -622,7 +612,7 @@ class RedisLedger:
         self._failing_since = None
         if self._lost_at is None:
             return
-        if self._shared_log.ends("lost", self._prefix):
+        if self._shared_log.ends("lost"):
             seconds = self._clock.monotonic() - self._lost_at
             _log.warning("%s is back after %.1f s", self._store.where, seconds)
         self._lost_at = None
@@ -639,9 +629,9 @@ class RedisLedger:
             return
         self._quarantine_logged = quarantined
         if not quarantined:
-            if self._shared_log.ends("quarantine", self._prefix):
+            if self._shared_log.ends("quarantine"):
                 _log.info("%s: leases are granted again", self._store.where)
-        elif self._shared_log.begins("quarantine", self._prefix):
+        elif self._shared_log.begins("quarantine"):
             _log.log(
                 logging.WARNING if self._open else logging.INFO,  # expected for the first member
                 "%s: no leases are granted until every member has reported its state: %s",

@@ -347,8 +347,10 @@ class SharedFetcher:
             await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
 
     async def close(self) -> None:
-        """Cancel the writes that have not succeeded yet, and renew no claim any more."""
+        """Cancel the writes that have not succeeded yet, renew no claim any more, and close the
+        store."""
         await self._writing.close()
+        await self._store.close()
 
     async def _renew_claim(self, origin: str) -> None:
         """Renew the claim until cancelled, since the host's lease may take long to be granted."""

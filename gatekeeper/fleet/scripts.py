@@ -423,48 +423,22 @@ and the answers of the operations that have one. Operations by letter: t take, h
 r renew, b report (block or learned interval), p pause or resume, c push a clock, v view."""
 
 DECLARE: Final = """
-local current = redis.call('HGET', KEYS[1], 'id')
-if (current or '') ~= ARGV[1] then
-  return {current, redis.call('HGET', KEYS[1], 'server') or ''}
-end
+if (redis.call('HGET', KEYS[1], 'id') or '') ~= ARGV[1] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('DEL', unpack(KEYS))
 redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
   'at', string.format('%.0f', now), 'hold', ARGV[4],
-  'until', string.format('%.0f', now + 1.5 * ARGV[4]),
-  'floor', string.format('%.0f', now + ARGV[4]))
-return {ARGV[2], ARGV[3]}
+  'until', string.format('%.0f', now + (ARGV[6] and 0 or 1.5 * ARGV[4])))
+if ARGV[6] then redis.call('PUBLISH', ARGV[6], cmsgpack.pack({'g', 0}))
+else redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', now + ARGV[4])) end
+return 1
 """
 """Start an epoch if the expected one is still current (compare-and-set). KEYS: the epoch, the
 members that any member knows, the members that have pushed what they know, the list of members, and
 when each one read that list. ARGV: the expected epoch (empty: none), the new one, the server's
-identity, the longest hold, the format."""
-
-INIT: Final = """
-local E = redis.call('HMGET', KEYS[1], 'id', 'at', 'format')
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local recent = string.format('%.0f', now - ARGV[6])
-local members = redis.call('ZRANGEBYSCORE', KEYS[4], recent, '+inf')
-local listening = redis.call('PUBSUB', 'NUMSUB', ARGV[7])[2]
-local free = not E[1] and #members == 0 and listening == 0
-local begun = 0
-if ARGV[1] == 'always' or (ARGV[1] == 'none' and free) then
-  redis.call('DEL', unpack(KEYS))
-  redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[4],
-    'at', string.format('%.0f', now), 'hold', ARGV[5], 'until', string.format('%.0f', now))
-  redis.call('PUBLISH', ARGV[7], cmsgpack.pack({'g', 0}))
-  begun = 1
-end
-return {E[1] or '', tonumber(E[2]) or 0, E[3] or '', members, listening, begun}
-"""
-"""Start an epoch without a quarantine. KEYS: those of `DECLARE`. ARGV: `look` (write nothing),
-`none` (only if there is no epoch and no member) or `always`; the new epoch; the server's identity;
-the format; the hold; after how long a silent member is gone; the channel for all.
-
-The answer: the epoch before, when it began, and its format; the members with a recent heartbeat;
-how many members listen on that channel; 1 if an epoch was started."""
+identity, the longest hold, the format; and for an epoch without a quarantine the channel for all.
+Returns 1 if it was started."""
 
 PUSHED: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until', 'gone')

@@ -74,7 +74,7 @@ class ShardedLedger:
         self.config: FleetConfig = config
         self.member: str = self.shards[0].member
         self.overrides: FleetOverrides = self.shards[0].overrides
-        self._lost: set[int] = set()
+        self.lost_shards: set[int] = set()
         """Numbers of the shards that can't be reached."""
         self._shards_of_token: dict[str, dict[int, None]] = {}
         """By token, the shards that may know it, the host's first (a dictionary as ordered set)."""
@@ -122,16 +122,14 @@ class ShardedLedger:
     def stats(self) -> FleetStats:
         """Return sums over the shards; state and members are those of the worst shard."""
         every = [shard.stats() for shard in self.shards]
-        return FleetStats(
+        counters = ("calls", "requests", "failures", "epochs")
+        return replace(
+            every[0],
             state=self.state,
             members=min(one.members for one in every),
-            member=self.member,
-            calls=sum(one.calls for one in every),
-            requests=sum(one.requests for one in every),
-            failures=sum(one.failures for one in every),
-            epochs=sum(one.epochs for one in every),
             dividing=any(one.dividing for one in every),
             recovery=self.recovery,
+            **{name: sum(getattr(one, name) for one in every) for name in counters},
         )
 
     def sharing(
@@ -249,14 +247,6 @@ class ShardedLedger:
                 parts.setdefault(number, []).append(one)
         return parts
 
-    def lost(self, number: int, lost: bool) -> bool:
-        """Note that a shard was lost or is back. Return True if any shard can't be reached."""
-        if lost:
-            self._lost.add(number)
-        else:
-            self._lost.discard(number)
-        return bool(self._lost)
-
 
 class _ShardListener:
     """Listener of one shard: it forwards notifications as a single ledger would send them."""
@@ -271,10 +261,10 @@ class _ShardListener:
 
     def lost(self, lost: bool) -> None:
         """Report the ledger as lost while any shard is: a host may belong to the lost shard."""
-        if not self._ledger.lost(self._number, lost):
-            self._listener.lost(False)
-        elif lost:
-            self._listener.lost(True)
+        shards = self._ledger.lost_shards
+        (shards.add if lost else shards.discard)(self._number)
+        if lost or not shards:
+            self._listener.lost(lost)
 
     def clocks(self) -> list[ScopeClock]:
         """Return the clocks of this shard, and the nameless one that says that there are more."""

@@ -14,8 +14,8 @@ import hashlib
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -226,7 +226,8 @@ class Store:
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
-        """Set the deadline of a call, and convert its errors to LedgerLost."""
+        """Set the deadline of a call to the right server, and convert its errors to LedgerLost."""
+        await self._locate_slot()
         try:
             async with asyncio.timeout(
                 self.connect_deadline if self._connecting else CALL_DEADLINE
@@ -269,7 +270,6 @@ class Store:
         server's settings can't guarantee the fleet's promises. With `starting`, this and later
         calls also raise ConfigError if the server denies access."""
         await self.hang_up()
-        await self._locate_slot()
         self._connecting, self._starting = True, starting
         try:
             async with self._deadline():
@@ -329,7 +329,6 @@ class Store:
 
     async def run(self, *command: Any, form: Any = Any) -> Any:
         """Execute one command and return its raw response. `form`: its type. Raises LedgerLost."""
-        await self._locate_slot()
         async with self._deadline():
             (found,) = await self._execute([command])
             if isinstance(found, Exception):
@@ -351,7 +350,6 @@ class Store:
         known = self._hashes.get(text)
         if known is None:
             known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
-        await self._locate_slot()
         async with self._deadline():
             results = await self._evalsha(known, calls)
             unknown = [
@@ -398,47 +396,35 @@ class Store:
         `heard(channel, data)` until the connection breaks. `subscribed(number)` is called with the
         number of confirmed subscriptions. Raises LedgerLost, or ConfigError if the server denies
         access."""
+        wanted: set[str] = set()
+        confirmed = silent = 0
         try:
             async with self._messages.pubsub() as pubsub:
-                await self._listen(pubsub, channels, heard, subscribed)
+                while True:
+                    if new := [one for one in channels() if one not in wanted]:
+                        wanted.update(new)
+                        async with asyncio.timeout(CALL_DEADLINE):
+                            await pubsub.subscribe(*new)
+                    # redis-py may reconnect here.
+                    async with asyncio.timeout(CALL_DEADLINE + POLL_SECONDS):
+                        message = await pubsub.get_message(timeout=POLL_SECONDS)
+                    silent = silent + 1 if message is None else 0
+                    if silent == _SILENT_POLLS:
+                        async with asyncio.timeout(CALL_DEADLINE):
+                            await pubsub.ping()
+                    elif silent >= 2 * _SILENT_POLLS:
+                        raise TimeoutError("the connection for notifications is silent")
+                    elif message and message["type"] == "subscribe":
+                        confirmed += 1
+                        subscribed(confirmed)
+                    elif message and message["type"] == "message":
+                        heard(message["channel"].decode(), message["data"])
         except self._errors as error:
             refusal = _refusal(self.where, error)
             if refusal is not None and not _is_foreign(error):
                 raise refusal from error
             lost = StoreRefuses if refusal else LedgerLost
             raise lost(f"{self.where}: {_message(error)}") from error
-
-    async def _listen(
-        self,
-        pubsub: Any,
-        channels: Callable[[], list[str]],
-        heard: Callable[[str, bytes], None],
-        subscribed: Callable[[int], None],
-    ) -> None:
-        wanted: set[str] = set()
-        confirmed = silent = 0
-        while True:
-            if new := [one for one in channels() if one not in wanted]:
-                wanted.update(new)
-                async with asyncio.timeout(CALL_DEADLINE):
-                    await pubsub.subscribe(*new)
-            # redis-py may reconnect here.
-            async with asyncio.timeout(CALL_DEADLINE + POLL_SECONDS):
-                message = await pubsub.get_message(timeout=POLL_SECONDS)
-            if message is None:
-                silent += 1
-                if silent == _SILENT_POLLS:
-                    async with asyncio.timeout(CALL_DEADLINE):
-                        await pubsub.ping()
-                elif silent >= 2 * _SILENT_POLLS:
-                    raise TimeoutError("the connection for notifications is silent")
-                continue
-            silent = 0
-            if message["type"] == "subscribe":
-                confirmed += 1
-                subscribed(confirmed)
-            elif message["type"] == "message":
-                heard(message["channel"].decode(), message["data"])
 
     async def close(self) -> None:
         """Close every connection."""
@@ -502,13 +488,17 @@ class Flights:
         """The shortest round trip in seconds since the last heartbeat, and in the period before it.
         """
 
-    def add_unanswered(self, number: int) -> None:
-        """Add `number` to `unanswered`."""
-        self.unanswered += number
-        if self.unanswered:
-            self.all_answered.clear()
-        else:
-            self.all_answered.set()
+    @contextmanager
+    def unanswered_call(self) -> Iterator[None]:
+        """Count a call as long as it is unanswered."""
+        self.unanswered += 1
+        self.all_answered.clear()
+        try:
+            yield
+        finally:
+            self.unanswered -= 1
+            if not self.unanswered:
+                self.all_answered.set()
 
     def send_delay(self, seconds: float) -> float:
         """Return after how many seconds to send a request that should arrive `seconds` after the

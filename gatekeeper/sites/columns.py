@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -68,23 +68,6 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-_PART_OF_LINE = {
-    "no-colon": "line",
-    "blank-inside-group": "line",
-    "html": "line",
-    "truncated": "line",
-    "unknown-field": "field",
-    "misspelt-field": "field",
-    "odd-agent": "value",
-    "agent-list": "value",
-    "robots-txt-rule": "value",
-    "unmatchable-rule": "value",
-    "experimental-version": "value",
-    "newer-version": "value",
-    "unknown-usage-label": "value",
-}
-"""The part of the line that a code concerns. Codes that begin with `bad-` concern the value, all
-other codes the whole record."""
 _IN_VALUE: dict[str, re.Pattern[str]] = {
     "odd-blank": ODD_BLANK,
     "blank-in-value": re.compile(r"[ \t]+"),
@@ -106,23 +89,13 @@ WHOLE_FILE = frozenset({"bom", "encoding"})
 """Codes that concern octets before the first line, or the encoding of all lines."""
 
 
-def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
-    """Return the findings with their columns. `text` is the decoded file, octets in a str."""
-    lines = text.split("\n")
-    return tuple(
-        _with_columns(finding, to_unicode(lines[finding.line - 1]))
-        if 0 < finding.line <= len(lines)
-        else finding
-        for finding in findings
-    )
-
-
-def _with_columns(finding: Finding, text: str) -> Finding:
-    start, end = _span(finding.code, text)
+def located(finding: Finding, text: str, part: str) -> Finding:
+    """Return the finding with its columns in a line. `part`: the name of a field of `Parts`."""
+    start, end = _span(finding.code, text, part)
     return msgspec.structs.replace(finding, column=start + 1, end_column=end + 1)
 
 
-def _span(code: str, text: str) -> tuple[int, int]:
+def _span(code: str, text: str, part: str) -> tuple[int, int]:
     """Return start and end of the finding in the line, counting from 0."""
     if code in WHOLE_FILE:
         return 0, 0
@@ -135,7 +108,6 @@ def _span(code: str, text: str) -> tuple[int, int]:
     if code in _IN_VALUE:
         found = _IN_VALUE[code].search(value)
         return (start + found.start(), start + found.end()) if found else parts.value
-    part = "value" if code.startswith("bad-") else _PART_OF_LINE.get(code, "record")
     where: tuple[int, int] = getattr(parts, part)
     return where if where[1] > where[0] else parts.record
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, combinations
+from typing import NamedTuple
 
 import msgspec
 
 from gatekeeper.robots.groups import WORD_END, agent_lines, group_starts, names_of
-from gatekeeper.robots.model import Match, Rule
+from gatekeeper.robots.model import Rule
 from gatekeeper.robots.parser import LIMIT, Spans, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
 from gatekeeper.robots.policy import RobotsTxt
@@ -212,14 +213,20 @@ class _Source:
         self.head: list[str] = []
         """Comments that belong to no record."""
         self.lines: list[_Record] = []
+        self.grouped: list[_Record] = []
+        """The rules and records that belong to a group."""
+        self.before_groups: list[_Record] = []
+        """The records before the first user-agent line. Of these only Content-Signal has a meaning:
+        for the whole file (SIG-12)."""
+        self.anywhere: list[_Record] = []
+        """The records that belong to no group, such as Sitemap."""
+        self.introductions: dict[str, list[str]] = {}
+        """The comments at the user-agent lines of an agent."""
         self._texts = self.robots.lines.split("\n")
-        self._readings = Readings(self.robots)
+        self.readings = Readings(self.robots)
         self._read(problems)
-        starts = group_starts(self.robots.lines)
-        self._first_group = starts[0] if starts else len(self.robots.lines) + 1
-        self._introductions = self._read_introductions()
-        self._grouped = list(self.in_groups())
-        self._starts = [line.start for line in self._grouped]
+        self._sort()
+        self._starts = [line.start for line in self.grouped]
         self._by_spans: dict[Spans, tuple[_Record, ...]] = {}
         self._same: dict[tuple[int, ...], tuple[_Record, ...]] = {}
         if self.robots.truncated:
@@ -273,58 +280,36 @@ class _Source:
                 message = "a prefix is the beginning of a path, without `*`, `$`, `?` and `#`"
                 problems.add("header", message, self.at(number))
 
-    def reading(self, agent: str) -> Reading | None:
-        """Return the rules of the fragment for an agent, or None if another dialect is involved."""
-        return self._readings.of(agent)
-
     def for_agent(self, agent: str) -> tuple[_Record, ...]:
         """Return the rules and records of the groups that the agent obeys, in file order.
 
         Agents with the same lines get the same tuple.
         """
-        reading = self.reading(agent)
+        reading = self.readings.of(agent)
         spans = () if reading is None else reading.spans
         if spans not in self._by_spans:
             found = tuple(
                 chain.from_iterable(
-                    self._grouped[bisect_left(self._starts, low) : bisect_left(self._starts, high)]
+                    self.grouped[bisect_left(self._starts, low) : bisect_left(self._starts, high)]
                     for low, high in spans
                 )
             )
             self._by_spans[spans] = self._same.setdefault(tuple(r.number for r in found), found)
         return self._by_spans[spans]
 
-    def in_groups(self) -> Iterator[_Record]:
-        """Yield the rules and records that belong to a group."""
+    def _sort(self) -> None:
+        starts = group_starts(self.robots.lines)
+        first = starts[0] if starts else len(self.robots.lines) + 1
         for line in self.lines:
-            groupless = line.kind in FILE_FIELDS or line.start < self._first_group
-            if not groupless and line.kind != "user-agent":
-                yield line
-
-    def before_groups(self) -> list[_Record]:
-        """Return the records before the first user-agent line. Of these only Content-Signal has a
-        meaning: for the whole file (SIG-12)."""
-        return [
-            line
-            for line in self.lines
-            if line.start < self._first_group and line.kind not in FILE_FIELDS
-        ]
-
-    def anywhere(self) -> list[_Record]:
-        """Return the records that belong to no group, such as Sitemap."""
-        return [line for line in self.lines if line.kind in FILE_FIELDS]
-
-    def introduction(self, agent: str) -> Sequence[str]:
-        """Return the comments at the user-agent lines of an agent."""
-        return self._introductions.get(agent, ())
-
-    def _read_introductions(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for line in self.lines:
-            if line.kind == "user-agent" and (line.above or line.comment):
-                comments = found.setdefault(WORD_END.split(line.value)[0].lower(), [])
+            if line.kind in FILE_FIELDS:
+                self.anywhere.append(line)
+            elif line.start < first:
+                self.before_groups.append(line)
+            elif line.kind != "user-agent":
+                self.grouped.append(line)
+            elif line.above or line.comment:
+                comments = self.introductions.setdefault(WORD_END.split(line.value)[0].lower(), [])
                 comments += [*line.above, *([f"# {line.comment}"] if line.comment else [])]
-        return found
 
 
 # --- compose ---------------------------------------------------------------------------------
@@ -391,7 +376,7 @@ class _Writer:
 
     def text(self) -> str:
         """Return the whole file."""
-        blocks = [self._head(), self._section(_Source.before_groups)]
+        blocks = [self._head(), self._records((s, s.before_groups) for s in self._sources)]
         groups: dict[tuple[int, ...], list[str]] = {}
         for name in sorted(self._agents, key=lambda name: name != "*"):  # `*` first
             key = tuple(id(source.for_agent(name)) for source in self._sources)
@@ -402,7 +387,7 @@ class _Writer:
             size += sum(map(len, blocks[-1]))
             if size > LIMIT:
                 break  # `_check_text` refuses it
-        blocks.append(self._section(_Source.anywhere))
+        blocks.append(self._records((s, s.anywhere) for s in self._sources))
         return to_unicode("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
 
     def _head(self) -> list[str]:
@@ -419,7 +404,7 @@ class _Writer:
     def _group(self, names: Sequence[str]) -> list[str]:
         block: list[str] = []
         for source in self._sources:
-            comments = [line for name in names for line in source.introduction(name)]
+            comments = [line for name in names for line in source.introductions.get(name, ())]
             block += [f"# {_label(source)}", *comments] if comments else []
         block += [f"User-agent: {self._agents[name]}" for name in names]
         body = self._records((source, source.for_agent(names[0])) for source in self._sources)
@@ -428,9 +413,6 @@ class _Writer:
             # RFC-02).
             body.append("Disallow:")
         return block + body
-
-    def _section(self, which: Callable[[_Source], Sequence[_Record]]) -> list[str]:
-        return self._records((source, which(source)) for source in self._sources)
 
     def _records(self, columns: Iterable[tuple[_Source, Sequence[_Record]]]) -> list[str]:
         block: list[str] = []
@@ -471,7 +453,7 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
         return
     seen: dict[str, tuple[str | None, bool]] = {}
     # By pattern: a path outside the prefix, if any, and whether the search for it finished.
-    for line in source.in_groups():
+    for line in source.grouped:
         path = split_content_usage(line.value)[0] if line.kind == "content-usage" else line.value
         rule = ranked(1, True, path) if line.kind in {*_RULES, "content-usage"} else None
         if rule is None or rule.head.startswith(prefix.head):
@@ -524,7 +506,7 @@ def _questions(
     for one, other in combinations(sources, 2):
         compared: set[tuple[Spans, Spans]] = set()
         for agent in agents:
-            mine, theirs = one.reading(agent), other.reading(agent)
+            mine, theirs = one.readings.of(agent), other.readings.of(agent)
             if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
                 continue
             compared.add((mine.spans, theirs.spans))
@@ -553,7 +535,7 @@ def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> N
     names = set().union(*(_all_names(source.robots) for source in sources))
     for name in sorted(names):
         composed = readings.of(name)
-        given = (source.reading(name) for source in sources)
+        given = (source.readings.of(name) for source in sources)
         expected = frozenset(
             chain.from_iterable(each.table.meaning for each in given if each is not None)
         )
@@ -630,7 +612,7 @@ def diff(
         spans = tuple(side and side.spans for side in sides)
         groups.setdefault(agent if None in spans else spans, []).append(agent)
     compared = [
-        _Comparison(tuple(members), (old, new), [each.of(members[0]) for each in readings])
+        _Comparison(tuple(members), (old, new), *(each.of(members[0]) for each in readings))
         for members in groups.values()
     ]
     complete = all(each.exact for each in compared)
@@ -666,24 +648,18 @@ def _pairs(compared: Sequence[_Comparison]) -> Iterator[tuple[_Pair, Sequence[Pa
                 yield ((place, number), each.agents, rulings), ((old, before), (new, after))
 
 
-def _ruling(match: Match) -> Ruling:
-    return Ruling(match.allowed, match.rule)
-
-
-class _Comparison:
+class _Comparison(NamedTuple):
     """Two files for agents that obey the same lines."""
 
-    def __init__(
-        self,
-        agents: tuple[str, ...],
-        files: tuple[RobotsTxt, RobotsTxt],
-        readings: Sequence[Reading | None],
-    ) -> None:
-        self.agents: tuple[str, ...] = agents
-        self._files = files
-        self.old, self.new = readings
-        self.exact: bool = files[0] == files[1] or None not in readings
+    agents: tuple[str, ...]
+    files: tuple[RobotsTxt, RobotsTxt]
+    old: Reading | None
+    new: Reading | None
+
+    @property
+    def exact(self) -> bool:
         """Whether a search finds every difference."""
+        return self.files[0] == self.files[1] or None not in (self.old, self.new)
 
     def given(self, urls: Iterable[str]) -> Iterator[Change]:
         """Yield the changes about these URLs; without a search, about likely paths as well."""
@@ -692,14 +668,15 @@ class _Comparison:
             urls += self._likely()
         if not urls:
             return  # a policy reads its whole file
-        policies = [robots.policy(self.agents[0]) for robots in self._files]
+        policies = [robots.policy(self.agents[0]) for robots in self.files]
         for url in dict.fromkeys(urls):
             old, new = (policy.match(url) for policy in policies)
             if old.allowed != new.allowed:
-                yield Change(self.agents, url, _ruling(old), _ruling(new))
+                rulings = (Ruling(match.allowed, match.rule) for match in (old, new))
+                yield Change(self.agents, url, *rulings)
 
     def _likely(self) -> Iterator[str]:
-        for robots in self._files:
+        for robots in self.files:
             for rule in chain.from_iterable(group.rules for group in robots.groups):
                 yield from likely_paths(to_octets(rule.value))
 

@@ -16,7 +16,7 @@ import msgspec
 from gatekeeper.robots import signals, timing
 from gatekeeper.robots.groups import names_of
 from gatekeeper.robots.model import Finding, Group, Rule, Severity
-from gatekeeper.robots.parser import KNOWN_FIELDS, Dialect, to_octets
+from gatekeeper.robots.parser import KNOWN_FIELDS, Dialect, to_octets, to_unicode
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
 from gatekeeper.robots.policy import RobotsTxt
 from gatekeeper.sites.columns import (
@@ -38,16 +38,18 @@ MAX_FINDINGS = 1_000
 
 
 class Code(msgspec.Struct, frozen=True):
-    """The meaning of a code in one sentence, and its severity."""
+    """The meaning of a code in one sentence, its severity, and the part of the line."""
 
     severity: Severity
     meaning: str
+    part: str
+    """The name of a field of `Parts`."""
 
 
 _TABLE = """
 # The file as a whole.
-error html: The file is an HTML page, not a robots.txt.
-error truncated: The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5).
+error html line: The file is an HTML page, not a robots.txt.
+error truncated line: The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5).
 warning too-many: There are more findings than are listed.
 info bom: The file begins with a byte order mark, which some crawlers trip over.
 warning encoding: The file is not sent as plain UTF-8 (RFC 9309 section 2.3).
@@ -56,22 +58,22 @@ warning no-group: The file has no user-agent line, so no rule is obeyed.
 # Lines.
 warning control: A control character makes the line unreadable; it is ignored (RFC 9309 section 3).
 warning not-utf8: The line contains octets that are not valid UTF-8 (RFC 9309 section 2.3).
-warning no-colon: The line is not a record: no colon follows a field (RFC 9309 section 2.2).
+warning no-colon line: The line is not a record: no colon follows a field (RFC 9309 section 2.2).
 error odd-blank: A character that looks like a blank, or is invisible, is read as a letter (RFC 9309
     section 2.2).
 error several-records: A second record in a line is part of the first one's value (RFC 9309 section
     2.2).
-info unknown-field: The field is unknown and ignored (RFC 9309 section 2.2.4).
-error misspelt-field: The field is a misspelling of a known one and is ignored (RFC 9309 section
-    2.2.4).
+info unknown-field field: The field is unknown and ignored (RFC 9309 section 2.2.4).
+error misspelt-field field: The field is a misspelling of a known one and is ignored (RFC 9309
+    section 2.2.4).
 error rule-outside-group: A rule before any user-agent line is ignored (RFC 9309 section 2.2.1).
 warning record-outside-group: The record belongs in a group, but is in none: it has no effect.
 # User-agent lines.
 error empty-agent: A user-agent line without a name matches nobody (RFC 9309 section 2.2.1).
-info odd-agent: The name is not a plain product token of letters, `_` and `-` (RFC 9309 section
-    2.2).
-error agent-list: A user-agent line names one agent, by its product token; write a line for each
-    (RFC 9309 section 2.2.1).
+info odd-agent value: The name is not a plain product token of letters, `_` and `-` (RFC 9309
+    section 2.2).
+error agent-list value: A user-agent line names one agent, by its product token; write a line for
+    each (RFC 9309 section 2.2.1).
 info repeated-agent: The agent already has a group; the two are merged (RFC 9309 section 2.2.1).
 warning several-star-groups: Only one group for `*` is allowed; some robots read the first (1994
     standard).
@@ -80,8 +82,8 @@ info named-group-exempts: A robot that is named obeys its own groups alone, so r
 info group-without-rules: The group has no rules and allows everything (RFC 9309 section 2.1).
 info missing-blank-line: A group begins without a blank line before it; older parsers need one (1994
     standard).
-warning blank-inside-group: A blank line divides the group; for older parsers it ends there (1994
-    standard).
+warning blank-inside-group line: A blank line divides the group; for older parsers it ends there
+    (1994 standard).
 warning joined-groups: Only a rule ends a group: the agents above this line also obey the rules
     below the next user-agent line (RFC 9309 section 2.2.4).
 # Rules.
@@ -90,43 +92,45 @@ warning hash-in-path: A `#` begins a comment, even without a blank before it (RF
     2.2.3).
 info unescaped-non-ascii: Non-ASCII characters should be percent-encoded; not every robot does it
     (RFC 9309 section 2.2.2).
-warning bad-escape: A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2).
+warning bad-escape value: A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2).
 warning regular-expression: Rules are not regular expressions: only `*` and a final `$` are special
     (RFC 9309 section 2.2.3).
 info dollar-inside: A `$` before the end is an ordinary character (RFC 9309 section 2.2.3).
 warning literal-star: In the dialect of this group a `*` is an ordinary character (1994 standard,
     1996 draft section 3.2.2).
-error unmatchable-rule: No URL can match the rule (RFC 9309 section 2.2.2).
+error unmatchable-rule value: No URL can match the rule (RFC 9309 section 2.2.2).
 warning unreachable-rule: Another rule always decides before this one.
 info duplicate-rule: The group already has the same rule (RFC 9309 section 2.2.2).
-info robots-txt-rule: /robots.txt may always be fetched (RFC 9309 section 2.2.2).
+info robots-txt-rule value: /robots.txt may always be fetched (RFC 9309 section 2.2.2).
 warning lone-allow: The group has only Allow rules, which forbid nothing; a whitelist also needs a
     `Disallow: /` (RFC 9309 section 2.2.2).
 # Robot-version.
 warning misplaced-version: Robot-version counts only directly after the user-agent lines (2.0
     draft).
-warning bad-version: The version is not of the form 2.0 and is ignored (2.0 draft).
+warning bad-version value: The version is not of the form 2.0 and is ignored (2.0 draft).
 warning repeated-version: Only the first Robot-version of a group counts (2.0 draft).
-warning experimental-version: An odd minor version is experimental; robots skip the group (2.0
+warning experimental-version value: An odd minor version is experimental; robots skip the group (2.0
     draft).
-warning newer-version: The version is newer than any that exists (2.0 draft).
+warning newer-version value: The version is newer than any that exists (2.0 draft).
 # Timing and the rest.
-warning bad-crawl-delay: Crawl-delay must be a plain number of seconds (no standard; RFC 9309
+warning bad-crawl-delay value: Crawl-delay must be a plain number of seconds (no standard; RFC 9309
     section 2.2.4).
-warning bad-request-rate: Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft).
-warning bad-visit-time: Visit-time must be `hhmm-hhmm` in UTC (2.0 draft).
-error bad-sitemap: Sitemap must be an absolute URL (sitemaps.org).
-error bad-license: License must be an absolute URL (RSL 1.0).
-warning bad-host: Host must be the name of a host (Yandex).
-warning bad-clean-param: Clean-param must be `name[&name...] [path]` (Yandex).
-warning bad-content-usage: A preference is lost; write `train-ai=n, search=y`
+warning bad-request-rate value: Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0
+    draft).
+warning bad-visit-time value: Visit-time must be `hhmm-hhmm` in UTC (2.0 draft).
+error bad-sitemap value: Sitemap must be an absolute URL (sitemaps.org).
+error bad-license value: License must be an absolute URL (RSL 1.0).
+warning bad-host value: Host must be the name of a host (Yandex).
+warning bad-clean-param value: Clean-param must be `name[&name...] [path]` (Yandex).
+warning bad-content-usage value: A preference is lost; write `train-ai=n, search=y`
     (draft-ietf-aipref-vocab).
-warning unknown-usage-label: The label is not in the vocabulary and is ignored
+warning unknown-usage-label value: The label is not in the vocabulary and is ignored
     (draft-ietf-aipref-vocab).
-warning bad-content-signal: A signal is lost; write `search=yes, ai-train=no`
+warning bad-content-signal value: A signal is lost; write `search=yes, ai-train=no`
     (draft-romm-aipref-contentsignals).
 """
-"""Severity, code and meaning of each kind of finding."""
+"""Severity, code, the part of the line that it concerns (if that is not the whole record), and
+meaning of each kind of finding."""
 
 
 def _read_table(table: str) -> dict[str, Code]:
@@ -134,8 +138,8 @@ def _read_table(table: str) -> dict[str, Code]:
     for row in table.replace("\n    ", " ").splitlines():
         if row and not row.startswith("#"):
             head, _, meaning = row.partition(": ")
-            severity, code = head.split()
-            codes[code] = Code(Severity(severity), meaning)
+            severity, code, part, *_ = *head.split(), "record"
+            codes[code] = Code(Severity(severity), meaning, part)
     return codes
 
 
@@ -542,8 +546,15 @@ def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, 
         check_groups(report, robots.groups)
     except TooManyFindings:
         cut = True
-    found = report.result(cut=cut)
-    return located(found, text) if found else ()
+    if not (found := report.result(cut=cut)):
+        return ()
+    lines = text.split("\n")
+    return tuple(
+        located(one, to_unicode(lines[one.line - 1]), CODES[one.code].part)
+        if 0 < one.line <= len(lines)
+        else one
+        for one in found
+    )
 
 
 def coding_findings(coding: str) -> tuple[Finding, ...]:

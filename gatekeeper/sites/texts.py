@@ -41,6 +41,11 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     coding: str = ""
     """A token of its Content-Encoding that names no registered coding; empty if there is none."""
 
+    @property
+    def rules(self) -> RobotsTxt:
+        """The file, or an empty one if the site has none."""
+        return RobotsTxt.parse(b"") if self.robots is None else self.robots
+
 
 def is_url(source: str) -> bool:
     """Return True if the source is a URL to fetch, and not a file."""
@@ -130,7 +135,7 @@ async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
     from gatekeeper.decision import Reason, State  # noqa: PLC0415
 
     name = f"{origin}/robots.txt"
-    async with open_gate(settings.without_overrides()) as gate:
+    async with open_gate(settings, overrides=False) as gate:
         robots = await gate.robots(name)
         if robots is not None:
             body, coding = robots.octets.encode("latin-1"), gate.parts.directory.coding(origin)

@@ -1,27 +1,7 @@
 """For the tests of crawlers: a gate without a network, a virtual clock, and a judge of logs."""
 
-from gatekeeper.testing.scripted import (
-    Breach,
-    Manners,
-    ScriptedGate,
-    ScriptedRobots,
-    Seen,
-    answers,
-    drive,
-    judge,
-    scripted_gate,
-    virtual_clock,
-)
+from gatekeeper.testing import scripted
+from gatekeeper.testing.scripted import *  # noqa: F403 - every public name, and no other
 
-__all__ = [
-    "Breach",
-    "Manners",
-    "ScriptedGate",
-    "ScriptedRobots",
-    "Seen",
-    "answers",
-    "drive",
-    "judge",
-    "scripted_gate",
-    "virtual_clock",
-]
+__all__: list[str] = []
+__all__ += scripted.__all__

@@ -150,13 +150,14 @@ class ScopeRecord:
 class MemoryLedger:
     """A `Ledger` that several gates of one process can share.
 
+    >>> import asyncio
     >>> from gatekeeper import VirtualClock
     >>> clock = VirtualClock()
     >>> ledger = MemoryLedger(clock)
     >>> page = (ScopeRequest("a.example", interval=2.0),)
     >>> ledger.take_nowait([TakeRequest("me:1", page), TakeRequest("me:2", page)])[0]
     Granted(token='me:1', seconds=20.0, clocks=())
-    >>> ledger.end_nowait([End("me:1")])
+    >>> asyncio.run(ledger.end([End("me:1")]))
     >>> ledger.take_nowait([TakeRequest("me:2", page)])[0].seconds
     2.0
     """
@@ -189,10 +190,6 @@ class MemoryLedger:
 
     async def head(self, tokens: Sequence[str]) -> None:
         """Note that the response heads have arrived: the clocks count from now."""
-        self.head_nowait(tokens)
-
-    def head_nowait(self, tokens: Sequence[str]) -> None:
-        """Do what `head` does, synchronously."""
         now = self._now()
         for token in tokens:
             self._headed.add(token)
@@ -206,10 +203,6 @@ class MemoryLedger:
 
     async def end(self, ends: Sequence[End]) -> None:
         """Free the slots. If no head arrived before, the clocks count from now."""
-        self.end_nowait(ends)
-
-    def end_nowait(self, ends: Sequence[End]) -> None:
-        """Do what `end` does, synchronously."""
         now = self._now()
         for end in ends:
             self._report(end.reports, now)
@@ -218,10 +211,6 @@ class MemoryLedger:
 
     async def renew(self, tokens: Sequence[str]) -> None:
         """Extend the holds by a full time to live from now."""
-        self.renew_nowait(tokens)
-
-    def renew_nowait(self, tokens: Sequence[str]) -> None:
-        """Do what `renew` does, synchronously."""
         now = self._now()
         for token in tokens:
             for record in self._records_of(token, now):

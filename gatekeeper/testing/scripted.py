@@ -52,6 +52,19 @@ from gatekeeper.testing.virtual_clock import VirtualClock
 with needs_extra("testing", "gatekeeper.testing"):
     import pytest
 
+__all__ = [
+    "Breach",
+    "Manners",
+    "ScriptedGate",
+    "ScriptedRobots",
+    "Seen",
+    "answers",
+    "drive",
+    "judge",
+    "scripted_gate",
+    "virtual_clock",
+]
+
 _T = TypeVar("_T")
 
 
@@ -277,8 +290,7 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
     """
     requests = sorted(log, key=lambda request: request.at)
     answered = answers(requests)
-    files = _files(requests)
-    led = _led_to(requests, files)
+    files, led = _redirects(requests)
     # URLs with a redirect in any response: the response of the judged request may be lost.
     elsewhere = {_url(request) for request in requests if 300 <= (request.status or 0) < 400}
     breaches: list[Breach] = []
@@ -382,24 +394,20 @@ def _chase(url: str, first: Mapping[str, tuple[float, str | None]]) -> float | N
     return None
 
 
-def _files(requests: list[Seen]) -> set[str]:
-    """Return the URLs of robots.txt files, and those that their redirects lead to."""
+def _redirects(requests: list[Seen]) -> tuple[set[str], dict[str, str]]:
+    """Return the URLs of robots.txt files, and those that their redirects lead to; and the URLs
+    that redirects of pages led to, with the URL of the redirect."""
     files = {_url(request) for request in requests if request.target in _FILE}
-    for request in requests:
-        location = request.answer_header("Location")
-        if location is not None and _url(request) in files:
-            files.add(urljoin(_url(request), location))
-    return files
-
-
-def _led_to(requests: list[Seen], files: set[str]) -> dict[str, str]:
-    """Return the URLs that redirects of pages led to, with the URL of the redirect."""
     led: dict[str, str] = {}
     for request in requests:
-        location = request.answer_header("Location")
-        if location is not None and _url(request) not in files:
-            led.setdefault(urljoin(_url(request), location), _url(request))
-    return led
+        if (location := request.answer_header("Location")) is None:
+            continue
+        url = _url(request)
+        if url in files:
+            files.add(urljoin(url, location))
+        else:
+            led.setdefault(urljoin(url, location), url)
+    return files, led
 
 
 def _origin(request: Seen) -> str:

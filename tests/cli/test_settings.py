@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli.settings import Settings
-from gatekeeper.config import Config
+from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def test_settings_without_any_source_are_the_defaults() -> None:
     settings = Settings.load(None, environ={})
 
     assert settings.config == Config()
-    assert {one.source for one in settings} == {"default"}
+    assert settings.sources == {}
 
 
 def test_the_file_is_named_as_the_source(file: str) -> None:
@@ -88,7 +88,7 @@ def test_a_variable_takes_the_type_of_its_setting(
 ) -> None:
     settings = Settings.load(None, environ={variable: text})
 
-    assert {one.name: one.value for one in settings}[name] == value
+    assert dict(values_of(settings.config))[name] == value
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,9 @@ async def test_a_lost_fleet_store_is_shown_as_what_holds_every_host_up(
         async def why(self, host: str) -> tuple[ClockView, ...]:
             return (ClockView(host, "fleet", "the fleet's store can't be reached"),)
 
-        def peek(self, url: str) -> None:
-            return None
-
     waiting, gate = WaitingHosts(), cast("Any", Gate())
-    waiting.add("http://a.test/1")
-    due = await waiting.due_origin("http://a.test/1", gate, virtual_internet.clock)
+    waiting["http://a.test"] += 1
+    due = await waiting.due("http://a.test", gate, virtual_internet.clock)
     assert due.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
     assert 0 < await waiting.soonest(gate, virtual_internet.clock, 0.0) < 5
 

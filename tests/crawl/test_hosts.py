@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from gatekeeper import urls
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.crawl.progress import Holdup, WaitingHosts
-from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots.timing import RobotsInterval
 
 
@@ -23,7 +24,6 @@ class Gate:
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.clocks: dict[str, list[Any]] = {}
-        self.deferred: dict[str, datetime | None] = {}
 
     def due_in(self, host: str, seconds: float | None, kind: str = "next") -> None:
         until = None if seconds is None else utc(self.clock.wall() + seconds)
@@ -38,27 +38,17 @@ class Gate:
             )
         )
 
+    def defer(self, origin: str, until: datetime) -> None:
+        """Every URL of the origin is deferred: its robots.txt can't be fetched."""
+        view = ClockView(origin, "file", "server_error (503)", until=until)
+        self.clocks.setdefault(urls.host_of(origin), []).append(view)
+
     async def why(self, host: str) -> list[Any]:
         return self.clocks.get(host, [])
 
-    def peek(self, url: str) -> Decision | None:
-        if url not in self.deferred:
-            return None
-        return Decision(
-            verdict=Verdict.DEFER,
-            reason=Reason.SERVER_ERROR,
-            url=url,
-            origin="",
-            user_agent="bot",
-            retry_at=self.deferred[url],
-        )
 
-
-def waiting(*urls: str) -> WaitingHosts:
-    hosts = WaitingHosts()
-    for url in urls:
-        hosts.add(url)
-    return hosts
+def waiting(*given: str) -> WaitingHosts:
+    return WaitingHosts(urls.split(url)[0] for url in given)
 
 
 async def seconds(hosts: WaitingHosts, gate: Gate) -> dict[str, float]:
@@ -94,7 +84,7 @@ async def test_a_paused_host_is_never_due() -> None:
 
 async def test_a_deferred_url_waits_until_it_may_be_asked_about_again() -> None:
     gate = Gate(VirtualClock())
-    gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
+    gate.defer("http://a.test", utc(gate.clock.wall() + 600))
     assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 600}
 
 
@@ -107,10 +97,10 @@ async def test_only_the_hosts_that_most_urls_wait_for_are_shown() -> None:
 
 async def test_a_host_without_waiting_urls_is_forgotten() -> None:
     hosts = waiting("http://a.test/1", "http://a.test/2")
-    hosts.drop("http://a.test/1")
+    hosts.drop("http://a.test")
     assert len(hosts) == 1
-    hosts.drop("http://a.test/2")
-    hosts.drop("http://a.test/3")
+    hosts.drop("http://a.test")
+    hosts.drop("http://a.test")
     assert len(hosts) == 0
 
 
@@ -124,7 +114,7 @@ async def test_the_soonest_time_is_that_of_the_host_due_first() -> None:
 
 async def test_a_deferred_origin_does_not_defer_another_origin_of_its_host() -> None:
     gate = Gate(VirtualClock())
-    gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
+    gate.defer("http://a.test", utc(gate.clock.wall() + 600))
     hosts = waiting("https://a.test/1", "http://a.test/1", "http://a.test:8080/1")
     assert await hosts.soonest(gate, gate.clock, 1.0) == 0
     assert await seconds(hosts, gate) == {"a.test": 600, "a.test:8080": 0}
@@ -141,7 +131,7 @@ async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_n
         grant.report(200)
         grant.release()
         gate.clocks["a.test"] = list(scheduler.why("a.test"))
-        due = await waiting().due_origin("http://a.test/1", gate, clock)
+        due = await waiting().due("http://a.test", gate, clock)
         assert (due.seconds, due.interval) == (pytest.approx(left), 0.0)
     assert due.holdup is not None
     assert due.holdup.reason == "budget"
@@ -153,12 +143,12 @@ async def test_the_clock_that_ends_last_is_named_as_what_holds_a_host_up() -> No
     gate.due_in("a.test", 5)
     gate.due_in("a.test", 60, "block")
     until = utc(gate.clock.wall() + 60)
-    assert (await waiting().due_origin("http://a.test/1", gate, gate.clock)).holdup == Holdup(
+    assert (await waiting().due("http://a.test", gate, gate.clock)).holdup == Holdup(
         "host_blocked", "source of block", until
     )
-    gate.deferred["http://a.test/1"] = later = utc(gate.clock.wall() + 600)
+    gate.defer("http://a.test", later := utc(gate.clock.wall() + 600))
     (due,) = await waiting("http://a.test/1").busiest(gate, gate.clock, 1)
-    assert due.holdup == Holdup("server_error", "server error", later)
+    assert due.holdup == Holdup("server_error", "robots.txt: server error (503)", later)
 
 
 async def test_the_interval_of_a_host_is_that_of_the_deciding_clock() -> None:
@@ -169,4 +159,4 @@ async def test_the_interval_of_a_host_is_that_of_the_deciding_clock() -> None:
         )
         for decides, seconds in ((False, 9.0), (True, 3.0))
     ]
-    assert (await waiting().due_origin("http://a.test/1", gate, gate.clock)).interval == 3.0
+    assert (await waiting().due("http://a.test", gate, gate.clock)).interval == 3.0

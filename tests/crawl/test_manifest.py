@@ -17,7 +17,7 @@ AT = datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "out" / "manifest.jsonl"
+    return tmp_path / "manifest.jsonl"
 
 
 def entry(url: str, outcome: Result = Result.FETCHED, **more: object) -> Entry:
@@ -99,8 +99,8 @@ def test_a_torn_last_line_is_cut_off(path: Path, torn: bytes) -> None:
 
 def test_a_last_line_without_a_line_end_is_not_counted_as_done(path: Path) -> None:
     with Manifest(path) as manifest:
-        line = manifest.write(entry("https://a.test/1"))
-    path.write_bytes(line.rstrip(b"\n"))
+        manifest.write(entry("https://a.test/1"))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
     with Manifest(path) as manifest:
         assert not manifest.done("https://a.test/1")
 
@@ -134,8 +134,8 @@ def test_an_entry_has_the_deciding_line_and_the_time_in_rfc_3339(path: Path) -> 
         rule=rule,
     )
     with Manifest(path) as manifest:
-        line = manifest.write(entry("https://a.test/x", Result.DENIED, decision=decision))
-    said = json.loads(line)
+        manifest.write(entry("https://a.test/x", Result.DENIED, decision=decision))
+    said = json.loads(path.read_text())
     assert said["at"] == "2027-01-02T03:04:05Z"
     assert said["decision"]["verdict"] == "deny"
     assert said["decision"]["rule"] == {

@@ -15,15 +15,18 @@ from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
 from gatekeeper.crawl.manifest import WarcPlace
-from gatekeeper.crawl.output import Warc, WarcHead
+from gatekeeper.crawl.output import Warc
 from gatekeeper.errors import ConfigError
 
 SOFTWARE = "gatekeeper/0.9"
 
 
-def head(url: str = "https://a.test/x?y=1", **headers: str) -> WarcHead:
-    """Return the head of a response with the attributes of aiohttp's."""
-    response: Any = SimpleNamespace(
+AT = datetime(2027, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+
+
+def head(url: str = "https://a.test/x?y=1", **headers: str) -> Any:
+    """Return a response with the attributes of aiohttp's."""
+    return SimpleNamespace(
         request_info=SimpleNamespace(headers=CIMultiDict({"Host": "a.test", "User-Agent": "bot"})),
         url=URL(url, encoded=True),
         method="GET",
@@ -33,11 +36,10 @@ def head(url: str = "https://a.test/x?y=1", **headers: str) -> WarcHead:
         raw_headers=tuple((k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()),
         connection=None,
     )
-    return WarcHead(response, datetime(2027, 1, 2, 3, 4, 5, 678, tzinfo=UTC))
 
 
 def write(warc: Warc, text: bytes, *, cut: str | None = None, **headers: str) -> WarcPlace:
-    return warc.write(head(**headers), io.BytesIO(text), size=len(text), cut=cut)
+    return warc.write(head(**headers), AT, io.BytesIO(text), size=len(text), cut=cut)
 
 
 def records(path: Path) -> list[tuple[str, bytes, Any]]:
@@ -173,6 +175,6 @@ def test_a_record_that_fails_to_be_written_is_cut_off(tmp_path: Path) -> None:
     with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"first")
         with pytest.raises(OSError, match="input/output"):
-            warc.write(head(), Broken(b"y" * 100), size=100)
+            warc.write(head(), AT, Broken(b"y" * 100), size=100)
         write(warc, b"second")
     assert bodies(path) == [b"first", b"second"]

@@ -146,7 +146,7 @@ class BothLedgers(RuleBasedStateMachine):
         for _ in range(times):
             if self.held(token):
                 self.script.ledger._tokens[token].headed = True
-                self.model.head_nowait([token])
+                at_once(self.model.head([token]))
                 self.script.turn([("h", token, self.held(token))])
 
     @rule(
@@ -161,7 +161,7 @@ class BothLedgers(RuleBasedStateMachine):
             return
         reports = () if report is None else (report,)
         operations = [*map(report_operation, reports), end_operation(token, scopes, outcome, size)]
-        self.model.end_nowait([End(token, outcome, reports, size)])
+        at_once(self.model.end([End(token, outcome, reports, size)]))
         self.script.turn(operations)
         self.script.ledger._tokens.pop(token, None)
 
@@ -169,7 +169,7 @@ class BothLedgers(RuleBasedStateMachine):
     def renew(self, token: str) -> None:
         scopes = self.held(token)
         if scopes:
-            self.model.renew_nowait([token])
+            at_once(self.model.renew([token]))
             self.script.turn(self.script.ledger._renewals([token]))
 
     @rule(report=st.builds(Report, HOSTS, SECONDS, st.just("503"), SECONDS, SECONDS))

@@ -60,12 +60,12 @@ class TestLeasesTogether(LeasesTogether):
         return partial(make, ledger=MemoryLedger(clock))
 
 
-def test_records_of_scopes_that_are_free_are_dropped(clock: VirtualClock) -> None:
+async def test_records_of_scopes_that_are_free_are_dropped(clock: VirtualClock) -> None:
     ledger = MemoryLedger(clock)
     for number in range(5000):
         token = f"a:{number}"
         ledger.take_nowait([TakeRequest(token, (ScopeRequest(f"h{number}", 1.0),))])
-        ledger.end_nowait([End(token)])
+        await ledger.end([End(token)])
         clock.advance(1.0)
     assert len(ledger._records) < 2500
 
