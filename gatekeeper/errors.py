@@ -27,11 +27,25 @@ from typing import TYPE_CHECKING, NoReturn
 from gatekeeper.late import LATE, lazily
 
 if TYPE_CHECKING:
-    from gatekeeper.decision import Deferred as Deferred  # noqa: PLC0414 - for importers
-    from gatekeeper.decision import Denied as Denied  # noqa: PLC0414
-    from gatekeeper.decision import LeaseTimeout as LeaseTimeout  # noqa: PLC0414
+    from gatekeeper.decision import Deferred, Denied, LeaseTimeout
 else:
     __getattr__, __dir__, _ = lazily(__name__, LATE[__name__])
+
+__all__ = [
+    "AddressRefused",
+    "ConfigError",
+    "Deferred",
+    "Denied",
+    "GateClosed",
+    "GatekeeperError",
+    "HoldLapsed",
+    "InvalidURL",
+    "LeaseTimeout",
+    "LedgerLost",
+    "MissingExtra",
+    "SidecarError",
+    "StorageError",
+]
 
 
 class GatekeeperError(Exception):

@@ -170,6 +170,10 @@ NEEDS_RANGE = frozenset({Kind.LINK_LOCAL, Kind.LOOPBACK, Kind.THIS_NETWORK, Kind
 """Kinds of addresses that a name in `guard.allow` does not open; only a CIDR range does."""
 
 _NO_REMEDY = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
+_REMEDIES = {
+    Kind.PORT: "; guard.ports can list it",
+    Kind.NAME: "; if it is your own, let the name itself in with guard.allow (--allow-address)",
+}
 
 
 USERINFO_NOTE = (
@@ -203,13 +207,8 @@ def remedy(kind: Kind) -> str:
     >>> remedy(Kind.LOOPBACK)
     '; if it is your own network, let it in with guard.allow (--allow-address)'
     """
-    if kind in _NO_REMEDY:
-        return ""
-    if kind is Kind.PORT:
-        return "; guard.ports can list it"
-    if kind is Kind.NAME:
-        return "; if it is your own, let the name itself in with guard.allow (--allow-address)"
-    return "; if it is your own network, let it in with guard.allow (--allow-address)"
+    network = "; if it is your own network, let it in with guard.allow (--allow-address)"
+    return "" if kind in _NO_REMEDY else _REMEDIES.get(kind, network)
 
 
 _log = logging.getLogger("gatekeeper.guard")

@@ -8,7 +8,6 @@ decoded octets, and a decompression bomb is detected by its ratio (docs/threat-m
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 import zlib
 from collections.abc import Coroutine, Mapping
@@ -374,7 +373,7 @@ class Fetcher:
     def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
-        deadline = RetrievalDeadline(self._slots.timer, self._config, self._loop)
+        deadline = RetrievalDeadline(self._slots.timer, self._config)
         if (limits := probe_limits.get()) is not None:
             deadline.most = limits.seconds
         return deadline
@@ -389,7 +388,6 @@ class Fetcher:
         if lent.connector is None or lent.closed:
             raise GateClosed("the session that robots.txt is fetched with is closed")
         if self._own_session is None:
-            self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
             self._own_session = session = aiohttp.ClientSession(
                 connector=lent.connector,
                 connector_owner=False,

@@ -36,12 +36,9 @@ class RetrievalDeadline:
     does not count. When the time is over, the task is cancelled and the block raises TimeoutError.
     """
 
-    def __init__(
-        self, timer: SharedTimer, config: FetchConfig, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, timer: SharedTimer, config: FetchConfig) -> None:
         self._timer = timer
         self._config = config
-        self._loop = loop
         self._remaining = config.total_timeout
         """Network seconds left before the current phase."""
         self._phase_start: float | None = None
@@ -76,7 +73,7 @@ class RetrievalDeadline:
 
     def __enter__(self) -> None:
         """Begin a request of the current task, with the phase of connecting."""
-        self._deadline = Deadline(self._timer.clock, asyncio.current_task(self._loop))
+        self._deadline = Deadline(self._timer.clock, asyncio.current_task())
         self.connected = False
         self.addresses = []
         self.connecting()

@@ -85,7 +85,10 @@ class Journal:
         The generations read become retired: `discard` deletes them. Raises StorageError if a
         file with a generation's name is not a journal.
         """
-        for generation, path in self._generations():
+        prefix = f"{self._path.name}.promises-"
+        beside = [path for path in self._path.parent.iterdir() if path.name.startswith(prefix)]
+        numbers = ((path.name.removeprefix(prefix), path) for path in beside)
+        for generation, path in sorted((int(no), path) for no, path in numbers if no.isdecimal()):
             self._generation = max(self._generation, generation)
             self._retired.append(path)
             for sequence, record in read_generation(path):
@@ -213,15 +216,6 @@ class Journal:
 
     def _name(self, generation: int) -> Path:
         return self._path.with_name(f"{self._path.name}.promises-{generation}")
-
-    def _generations(self) -> list[tuple[int, Path]]:
-        prefix = f"{self._path.name}.promises-"
-        found = [
-            (int(path.name[len(prefix) :]), path)
-            for path in self._path.parent.iterdir()
-            if path.name.startswith(prefix) and path.name[len(prefix) :].isdecimal()
-        ]
-        return sorted(found)
 
 
 def _write_at(fd: int, data: bytes, offset: int) -> int:

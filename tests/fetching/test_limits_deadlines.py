@@ -73,7 +73,7 @@ async def test_a_thousand_entries_share_one_timer(
 
 def watch_of(clock: VirtualClock, **fetch: float) -> RetrievalDeadline:
     config = FetchConfig(**fetch)  # type: ignore[arg-type]
-    return RetrievalDeadline(SharedTimer(clock), config, asyncio.get_running_loop())
+    return RetrievalDeadline(SharedTimer(clock), config)
 
 
 async def wait(watch: RetrievalDeadline, event: asyncio.Event, clock: VirtualClock) -> float:
