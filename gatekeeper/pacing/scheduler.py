@@ -484,7 +484,8 @@ class Scheduler:
             return
         now = self._clock.monotonic()
         self._queues.leave(waiter.scope, waiter, now)
-        self._engine.run(now)
+        if self._queues.ready:  # seldom, and very many waiters may leave together
+            self._engine.run(now)
 
     def _refuse_late(self, waiter: TaskWaiter, now: float, error: Exception | None = None) -> None:
         if not (waiter.gone or waiter.fetching):  # A fetching waiter has its own deadline.
