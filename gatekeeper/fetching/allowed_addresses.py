@@ -131,6 +131,7 @@ mistaken."""
 
 
 _MAX_ADDRESSES = 4_096  # cached addresses in parsed form
+MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
@@ -257,6 +258,9 @@ class GuardStats:
     """Connections that were allowed."""
 
 
+_NOT_JUDGED: Final = Refusal(Kind.MALFORMED, "not judged yet")
+
+
 class Guard:
     """Judges URLs and addresses by the operator's lists and built-in tables.
 
@@ -290,6 +294,8 @@ class Guard:
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
+        self._verdicts: dict[str, Refusal | None] = {}
+        """Verdicts by origin. Each page is judged where it is asked for and where it is dialled."""
         self.adjust(as_config(config).guard)
 
     def adjust(self, settings: GuardConfig) -> None:
@@ -305,6 +311,7 @@ class Guard:
         self._allowed, self._allowed_names = allowed, allowed_names
         self._denied, self._denied_names = denied, denied_names
         self._logged.clear()
+        self._verdicts.clear()
         self.version += 1
 
     def refuses_url(self, raw: str) -> Refusal | None:
@@ -324,7 +331,19 @@ class Guard:
 
         A Target's `url` lacks its userinfo, so it must not be judged by `refuses_url`.
         """
-        return self._report(self._judge_target(target))
+        if target.userinfo:
+            detail = f"{target.origin}: credentials in the URL"
+            return self._report(Refusal(Kind.USERINFO, detail, USERINFO_NOTE))
+        refusal: Refusal | None = self._verdicts.get(target.origin, _NOT_JUDGED)
+        if refusal is _NOT_JUDGED:
+            urls.make_room(self._verdicts, MAX_CACHED_ORIGINS)
+            refusal = self._verdicts[target.origin] = self._judge_origin(target)
+        return self._report(refusal)
+
+    def passed(self, origin: str) -> bool:
+        """Return True if it is known that every URL of an origin without userinfo may be
+        requested."""
+        return self._verdicts.get(origin, _NOT_JUDGED) is None
 
     def refuses_address(self, ip: str | IPv4Address | IPv6Address, port: int) -> Refusal | None:
         """Judge an address and port about to be dialled. Return None if it is allowed.
@@ -344,6 +363,7 @@ class Guard:
         except ValueError:
             raise ConfigError(f"{address!r} is not a numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
+        self._verdicts.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
         """Add refusals by kind that a guard in another process made for this one."""
@@ -355,9 +375,7 @@ class Guard:
 
     # -- the URL stage
 
-    def _judge_target(self, target: urls.Target) -> Refusal | None:
-        if target.userinfo:
-            return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
+    def _judge_origin(self, target: urls.Target) -> Refusal | None:
         if refusal := self._judge_port(target.port, target.host):
             return refusal
         if _parse_address(target.host) is not None:

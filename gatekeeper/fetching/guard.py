@@ -241,12 +241,15 @@ class GuardedConnector(DialConnector):
         resolver: AbstractResolver | None,
         *,
         deny: Deny,
+        url_cache: urls.UrlCache | None = None,
         max_idle: int | None = None,
         **options: Any,
     ) -> None:
-        """`resolver` None: the system's. `max_idle`: idle connections to keep
-        (`fetch.max_idle_connections`). `options` are passed to aiohttp.TCPConnector."""
+        """`resolver` None: the system's. `url_cache`: the cache that has parsed the requests' URLs,
+        if there is one. `max_idle`: idle connections to keep (`fetch.max_idle_connections`).
+        `options` are passed to aiohttp.TCPConnector."""
         self.guard = guard
+        self._url_cache = url_cache or urls.UrlCache()
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_version = guard.version
@@ -294,10 +297,12 @@ class GuardedConnector(DialConnector):
             self._drop_judged()
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
-        if (refusal := self.guard.refuses_url(str(req.url))) is not None:
+        url, cache = req.url, self._url_cache
+        passed = url is cache.last and self.guard.passed(cache.origin)
+        if not passed and (refusal := self.guard.refuses_url(str(url))) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:
-            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, req.url)
+            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, url)
         return _connect(self, req, traces, timeout)
 
     @staticmethod

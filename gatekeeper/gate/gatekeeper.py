@@ -674,6 +674,7 @@ class Gatekeeper:
             self._guard or Guard(self.config),
             self._dns or self._resolver,
             deny=self._decider.refused,
+            url_cache=self._url_cache,
             max_idle=self.config.fetch.max_idle_connections,
             ssl=self._trusted,
             # No limit of its own: leases and fetch slots bound the connections, and the scheduler

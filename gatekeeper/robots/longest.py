@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from itertools import compress
+from itertools import compress, product, starmap
 from operator import itemgetter, not_
 
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
@@ -193,8 +193,8 @@ class LongestMatch:
                 return -1  # as for most paths: nothing has to be prepared
             if not self._compared:  # for one path this is quicker than preparing
                 self._compared = True
-                found = self.matching(path)
-                return found[0][0] * 2 + (not self._denies(found[0][0])) if found else -1
+                found = self._matching(path)
+                return found[0][0] * 2 + (not found[0][2]) if found else -1
         return self.longest(path)
 
     def values(self) -> tuple[list[str], list[str]] | None:
@@ -278,7 +278,7 @@ class LongestMatch:
         for number, written in enumerate(self._written):
             value = self._values[number]
             if "*" in value and written != value and _TWO_FORMS.search(written):
-                allows = 0 if self._denies(number) else _ALLOWS
+                allows = 0 if not self._disallows or self._disallows[number] else _ALLOWS
                 found.append((written, _LAST - number + allows + len(value) * _OCTET))
         found.sort(key=itemgetter(1))
         # Several stars are equivalent to one, but each counts for the length of the rule.
@@ -301,29 +301,30 @@ class LongestMatch:
         In a file constructed to make this slow, only rules up to some position in the file are
         considered.
         """
-        path = rfc_path(path)
-        views = {path, query_form(path)}
+        return [(number, length) for number, length, _ in self._matching(rfc_path(path))]
+
+    def _matching(self, path: str) -> list[tuple[int, int, bool]]:
+        """Return `matching` of a path in normal form, and whether each rule denies."""
+        views = {path, query_form(path)} if "%" in path else {path}
         budget = StepBudget(_MAX_MATCHING_STEPS)
-        found: list[tuple[int, int]] = []
+        marks = self._disallows or self._values
+        found: list[tuple[int, int, bool]] = []
         with suppress(StepBudgetExceeded):
             for number, value in enumerate(self._values):
                 if "*" in value:
                     budget.spend(len(path) * len(value) >> COMPARE_BITS)
                 elif "?" not in value and value[-1] != "$":
                     if path.startswith(value):
-                        found.append((number, len(value)))
+                        found.append((number, len(value), bool(marks[number])))
                     continue
                 forms = {squeeze(value)}
                 if "?" in value and self._written:
                     forms.add(squeeze(self._written[number]))
-                seen = views if "?" in value else {path}
-                if any(wild_match(form, view) for form in forms for view in seen):
-                    found.append((number, len(value)))
-        found.sort(key=lambda each: (-each[1], self._denies(each[0])))
+                if any(starmap(wild_match, product(forms, views if "?" in value else {path}))):
+                    found.append((number, len(value), bool(marks[number])))
+        if len(found) > 1:
+            found.sort(key=lambda each: (-each[1], each[2]))
         return found
-
-    def _denies(self, number: int) -> bool:
-        return not self._disallows or bool(self._disallows[number])
 
 
 def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

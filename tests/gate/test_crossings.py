@@ -74,6 +74,7 @@ async def test_a_check_of_a_known_origin_makes_few_calls(internet: FakeInternet)
         for path in ("/private/x", "/x.pdf", "/private/open"):
             new = await way_of(lambda path=path: gate.check(f"http://a.test{path}"))  # type: ignore[misc]
             assert new.is_within(27, 14), path
+            await gate.check(f"http://a.test{path}/x")  # the second one prepares the rules
             hot = await way_of(lambda path=path: gate.check(f"http://a.test{path}/y"))  # type: ignore[misc]
             assert hot.is_within(12, 6) or path == "/x.pdf"
 
