@@ -28,7 +28,6 @@ from gatekeeper.crawl.output import (
     Warc,
     about_page,
     patiently,
-    tell_shortage,
 )
 from gatekeeper.crawl.progress import Tally, WaitingHosts
 from gatekeeper.crawl.sources import GivenURL, Limits
@@ -273,6 +272,7 @@ class Crawl:
         self._warc_lock = asyncio.Lock()
         self._parts = gate.parts
         self._robots = RobotsTexts(self._on_many_robots)
+        self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
 
@@ -491,7 +491,7 @@ class Crawl:
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
         self._short_since, status = None, answer.response.status
-        warc = await patiently(self._clock, partial(self._write_warc, answer, body))
+        warc = await self._patiently(partial(self._write_warc, answer, body))
         if answer.location is not None:
             self._follow(url, attempt, answer)
         elif status not in _RETRY_STATUSES:
@@ -555,7 +555,7 @@ class Crawl:
         now = self._clock.monotonic()
         self._short_since = now if self._short_since is None else self._short_since
         if now == self._short_since:
-            tell_shortage()
+            _tell_shortage()
         if now - self._short_since >= DESCRIPTOR_WAIT:
             raise StorageError(describe_shortage())
         await self._clock.sleep(DESCRIPTOR_PAUSE)
@@ -613,7 +613,7 @@ class Crawl:
             truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
-            file=await patiently(self._clock, partial(body.keep, kind)),
+            file=await self._patiently(partial(body.keep, kind)),
             warc=warc,
         )
 
@@ -647,6 +647,10 @@ class Crawl:
             self.on_entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
+
+
+def _tell_shortage() -> None:
+    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 def _internal_error(url: str, error: Exception) -> InvalidURL:

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import inspect
 import io
-import logging
 import re
 import tempfile
 import zlib
@@ -26,7 +25,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.crawl.manifest import Folder, WarcPlace
 from gatekeeper.decision import Decision, State
-from gatekeeper.descriptors import describe_shortage, is_shortage, with_descriptor
+from gatekeeper.descriptors import is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
 from gatekeeper.page_rules import MAX_HTML
 
@@ -40,12 +39,12 @@ DESCRIPTOR_WAIT = 300.0
 DESCRIPTOR_PAUSE = 1.0
 """Seconds between two attempts to get one."""
 
-_log = logging.getLogger(__name__)
 
-
-async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
+async def patiently(
+    clock: Clock, action: Callable[[], Any], tell: Callable[[], object] = lambda: None
+) -> Any:
     """Return the result of `action`, awaited if need be; repeat it while it finds no file
-    descriptor. After 300 s the error is raised."""
+    descriptor. After 300 s the error is raised. `tell` is called before the first wait."""
 
     async def attempt() -> Any:
         result = action()
@@ -59,14 +58,9 @@ async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
             if not is_shortage(error) or clock.monotonic() - began >= DESCRIPTOR_WAIT:
                 raise
         if not told:
-            tell_shortage()
+            tell()
             told = True
         await clock.sleep(DESCRIPTOR_PAUSE)
-
-
-def tell_shortage() -> None:
-    """Log that the crawl waits for a file descriptor, and the remedy."""
-    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 # --- one file per page -----------------------------------------------------------------------
