@@ -88,17 +88,6 @@ def open_sockets(server: ServerConfig) -> list[socket.socket]:
     return _open_tcp(server.host, server.port, "--port or server.port")
 
 
-def open_proxy_sockets(server: ServerConfig) -> list[socket.socket]:
-    """Return the bound sockets of the forward proxy, on `server.host`; none without its port."""
-    if server.proxy_port is None:
-        return []
-    _log.warning(
-        "server.proxy_port (--proxy) is deprecated, and goes with the other settings of this proxy "
-        "in the next minor version: `gatekeeper proxy` is for any client, over https as well"
-    )
-    return _open_tcp(server.host, server.proxy_port, "--proxy or server.proxy_port")
-
-
 def open_diagnostics_sockets(server: ServerConfig) -> list[socket.socket]:
     """Return the bound sockets of `server.diagnostics`; none without it. Raises ConfigError."""
     where = diagnostics_address(server)

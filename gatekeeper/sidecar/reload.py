@@ -35,7 +35,6 @@ RESTART: Final = frozenset(
         "server.diagnostics",
         "server.host",
         "server.port",
-        "server.proxy_port",
         "server.socket",
         "server.tls_cert",
         "server.tls_key",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import ipaddress
 import logging
@@ -24,7 +23,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.metrics import Samples
-from gatekeeper.sidecar.routing import ANY_ROLE, CRAWL, Problem, Role
+from gatekeeper.sidecar.routing import ANY_ROLE, Problem, Role
 
 _log = logging.getLogger(__name__)
 
@@ -230,50 +229,19 @@ class Admission:
         transport: asyncio.Transport | None,
         needs: frozenset[Role] = ANY_ROLE,
     ) -> str:
-        """`admit`, by the headers, the peer's address and the transport of a request."""
+        """`admit`, by the headers, the peer's address and the transport of a request.
+
+        The name is that of the token, that of the certificate, or else the peer's address.
+        """
         self.check_browser(headers)
-        client = self._client(headers.get("Authorization", ""), remote, transport, needs)
-        if client is None:
-            raise _no_token(headers)
-        return client
-
-    def admit_to_proxy(self, request: web.BaseRequest) -> str:
-        """Return the name of a client of the forward proxy. Raises Problem 401, 403 or 407.
-
-        The Host header names a site, so it is not checked: a page in a browser can't send proxy
-        requests (T4). The token is in Proxy-Authorization, as `Bearer TOKEN` or as the password of
-        `Basic`, the only scheme that browsers support.
-        """
-        bearer = _as_bearer(request.headers.get("Proxy-Authorization", ""))
-        client = self._client(bearer, request.remote, request.transport, CRAWL)
-        if client is None:
-            raise Problem(
-                407,
-                "unauthorized",
-                "the proxy needs a token of server.token_file, as a password",
-                headers={"Proxy-Authenticate": 'Basic realm="gatekeeper"'},
-            )
-        return client
-
-    def _client(
-        self,
-        header: str,
-        remote: str | None,
-        transport: asyncio.Transport | None,
-        needs: frozenset[Role],
-    ) -> str | None:
-        """Return the client's name: from its token, its certificate, or else its address.
-
-        Return None if a token is required, and the header holds none that is valid.
-        """
         if self.tokens:
-            token = self.tokens.match(header)
+            token = self.tokens.match(headers.get("Authorization", ""))
             if token is not None:
                 if token.roles.isdisjoint(needs):
                     raise _no_role(token, needs)
                 return token.name
             if not self._certificates:
-                return None
+                raise _no_token(headers)
         return self._by_certificate(transport) if self._certificates else remote or "local"
 
     def check_browser(self, headers: Mapping[str, str]) -> None:
@@ -309,18 +277,6 @@ class Admission:
             value for part in peer.get("subject", ()) for key, value in part if key == "commonName"
         ]
         return f"certificate {names[0]}" if names else "certificate"
-
-
-def _as_bearer(header: str) -> str:
-    """Convert Basic credentials into a bearer token: the password (RFC 7617 section 2)."""
-    scheme, _, value = header.partition(" ")
-    if scheme.lower() != "basic":
-        return header
-    try:
-        _, _, password = base64.b64decode(value.strip(), validate=True).partition(b":")
-        return f"Bearer {password.decode('ascii')}"
-    except ValueError:
-        return ""
 
 
 def _no_token(headers: Mapping[str, str]) -> Problem:

@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -398,25 +397,19 @@ class Service:
         if self.tracing is not None:
             self.tracing.retrieved(origin, retrieval, seconds)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self.answer_by(request, self._dispatch)
-
     async def handle_diagnostics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle a request to the listener of `server.diagnostics`."""
-        return await self.answer_by(request, partial(self._dispatch, diagnostics=True))
+        return await self._handle(request, diagnostics=True)
 
-    async def answer_by(
-        self,
-        request: web.BaseRequest,
-        handler: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
+    async def _handle(
+        self, request: web.BaseRequest, *, diagnostics: bool = False
     ) -> web.StreamResponse:
-        """Handle a request by `handler`, which also sets `client` and `where` of its call."""
         call = Call(request, self.new_id(), "", "", {}, self.config.server.max_body)
         try:
             async with asyncio.timeout(None) as limit:
                 self._answers[call] = limit
                 try:
-                    response = await handler(call)
+                    response = await self._dispatch(call, diagnostics=diagnostics)
                 finally:
                     del self._answers[call]
         except Exception as raised:  # noqa: BLE001 - the only place where errors become responses
@@ -437,7 +430,7 @@ class Service:
             response.headers["Server"] = "gatekeeper"
         return response
 
-    async def _dispatch(self, call: Call, *, diagnostics: bool = False) -> web.StreamResponse:
+    async def _dispatch(self, call: Call, *, diagnostics: bool) -> web.StreamResponse:
         request = call.request
         path, _, call.query = _target(request)
         router = self._diagnostics if diagnostics else self.router
@@ -445,7 +438,10 @@ class Service:
         call.where = route.path
         if route.probe:
             return await route.handler(self, call)
-        await self.wait_to_begin()
+        # Thousands may be read in one iteration of the loop, which must not block for so long.
+        if (before := self._entrance.enter()) is not None:
+            await before
+            self._entrance.entered()
 
         def admit() -> str:
             admission = self._diagnostics_admission if diagnostics else self.admission
@@ -461,15 +457,6 @@ class Service:
             return await route.handler(self, call)
         finally:
             self.clients.leave(call.client)
-
-    async def wait_to_begin(self) -> None:
-        """Wait until the request may begin.
-
-        Thousands may be read in one iteration of the loop, which must not block for so long.
-        """
-        if (before := self._entrance.enter()) is not None:
-            await before
-            self._entrance.entered()
 
     def answer_inline(
         self, request: Request, remote: str | None, transport: asyncio.Transport

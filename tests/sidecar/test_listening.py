@@ -94,18 +94,8 @@ def test_a_port_is_in_use_as_soon_as_it_is_opened() -> None:
     [sock] = listening.open_sockets(ServerConfig(port=0))
     with sock:
         port = listening.addresses([sock])[0][1]
-        with pytest.raises(ConfigError, match=f"port {port}: .*--proxy or server.proxy_port"):
-            listening.open_proxy_sockets(ServerConfig(proxy_port=port))
-
-
-def test_the_proxy_of_the_sidecar_is_deprecated(caplog: pytest.LogCaptureFixture) -> None:
-    for sock in listening.open_proxy_sockets(ServerConfig(proxy_port=0)):
-        sock.close()
-    [record] = caplog.records
-    assert "server.proxy_port (--proxy) is deprecated" in record.getMessage()
-    assert "`gatekeeper proxy`" in record.getMessage()
-    assert listening.open_proxy_sockets(ServerConfig()) == []
-    assert len(caplog.records) == 1
+        with pytest.raises(ConfigError, match=f"port {port}: .*--port or server.port"):
+            listening.open_sockets(ServerConfig(port=port))
 
 
 def test_port_0_takes_a_free_port() -> None:
