@@ -449,16 +449,16 @@ _data_received = web.RequestHandler.data_received
 Inline = Callable[[Request, str | None, asyncio.Transport], bytes | None]
 """Returns the response to a request, given the client's address and the transport. None if it has
 to be handled the usual way. See `Service.inline`."""
-PassOn = Callable[[int, bytes, int], bool]
-"""Gives a worker a connection: its descriptor, the octets read of its next request, and how often
-it was passed on recently. Returns False if no worker takes it."""
+PassOn = Callable[[int, bytes], bool]
+"""Gives a worker a connection: its descriptor, and the octets read of its next request. Returns
+False if no worker takes it."""
 QUESTION_PATH: Final = "/v1/check"
 """The path of the requests that workers answer."""
 QUESTION_STARTS: Final = (b"GET /v1/check?", b"POST /v1/check ")
 """The beginnings of the requests that workers answer."""
-_MAX_PASSES = 10
-"""Upper limit of `passes`: 2 ** passes questions in a row are answered before the connection is
-passed on again, so one that also sends other requests does not go back and forth."""
+_QUESTIONS_IN_A_ROW: Final = 64
+"""Questions in a row that are answered before a worker is given the connection, so that one that
+also sends other requests does not go back and forth."""
 
 
 class Server(web.Server):
@@ -513,16 +513,16 @@ class Server(web.Server):
         """Return the protocol of a new connection."""
         return _Protocol(self)
 
-    def serve(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
+    def serve(self, connection: socket.socket, unanswered: bytes = b"") -> None:
         """Serve an accepted connection, or refuse it if too many are open.
 
-        One that was passed on has more arguments; see `PassOn`.
+        `unanswered`: the octets that a worker read of its next request.
         """
         connection.setblocking(False)
         if len(self.accepted) >= self.max_connections:
             self._reject(connection)
             return
-        protocol = _Protocol(self, unanswered, passes)
+        protocol = _Protocol(self, unanswered)
         self.accepted.add(protocol)
         self._taken.start(self._serve(connection, protocol))
 
@@ -601,10 +601,9 @@ class _ServedRequest(web.BaseRequest):
 class _Protocol(web.RequestHandler):
     """One connection: limited in number and time, with problem documents for errors."""
 
-    def __init__(self, server: Server, already_read: bytes = b"", passes: int = 0) -> None:
+    def __init__(self, server: Server, already_read: bytes = b"") -> None:
         super().__init__(server, loop=server.loop, **server.options)
         self._already_read = already_read
-        self._passes = passes
         self._remote: str | None = None
         self._accepted_at = server.loop.time()
         self._first_timer: asyncio.TimerHandle | None = None
@@ -613,8 +612,6 @@ class _Protocol(web.RequestHandler):
         self._requests = RequestReader(server.max_header)
         self._question_count = 0
         """Questions answered inline since the last request that was not one."""
-        self._max_questions = math.inf if server.pass_on is None else 2 ** min(passes, _MAX_PASSES)
-        """Value of `_question_count` from which on the connection is passed on."""
         self.server: Server = server
         self._beginning = self._latest = b""
         """Beginnings of the request being read, and of the latest data."""
@@ -641,7 +638,7 @@ class _Protocol(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and remember its beginning."""
-        if self._question_count >= self._max_questions and self._try_pass_on(data):
+        if self._question_count >= _QUESTIONS_IN_A_ROW and self._try_pass_on(data):
             return
         if self.server.inline is not None:
             request = self._requests.read(data)
@@ -672,7 +669,7 @@ class _Protocol(web.RequestHandler):
             return False
         transport.pause_reading()
         fd = transport.get_extra_info("socket").fileno()
-        if not pass_on(fd, data, min(self._passes + 1, _MAX_PASSES)):
+        if not pass_on(fd, data):
             transport.resume_reading()
             return False
         transport.abort()

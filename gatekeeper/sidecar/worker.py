@@ -62,22 +62,18 @@ _SWEEP_SECONDS: Final = 20.0
 """Seconds between two sweeps for idle connections."""
 _MAX_IDLE_SWEEPS: Final = 4
 """Sweeps that a connection may idle before it is closed; one if it never sent a request."""
-_FORGIVING_FACTOR: Final = 4
-"""A connection counts as not passed on recently after this many times as many questions as the
-owner answered before it passed the connection on."""
 
 
 class _WorkerConnection(BaseProtocol):
     """One connection: reads requests and answers them, or passes the connection to the owner."""
 
-    def __init__(self, worker: _WorkerProcess, unanswered: bytes, passes: int) -> None:
+    def __init__(self, worker: _WorkerProcess, unanswered: bytes) -> None:
         super().__init__(worker.loop)
         self._worker = worker
         self._unanswered = unanswered
         """Octets that were read and not answered."""
-        self._passes = passes
-        self._answered = 0
-        """Questions answered here."""
+        self._answered = False
+        """Whether a question was answered here."""
         self._idle_sweeps = 0
         self._request: Request | None = None
         """The question that waits for the record of its origin."""
@@ -182,15 +178,13 @@ class _WorkerConnection(BaseProtocol):
         transport.write(answer)
         self._unanswered, self._request = b"", None
         self._stop_timer()
-        self._answered += 1
-        if self._passes and self._answered >= _FORGIVING_FACTOR << self._passes:
-            self._passes = 0
+        self._answered = True
         return True
 
     def sweep(self) -> None:
         """Close the connection if it was idle for too many sweeps."""
         self._idle_sweeps += 1
-        allowed = _MAX_IDLE_SWEEPS if self._answered or self._passes else 1
+        allowed = _MAX_IDLE_SWEEPS if self._answered else 1
         if self._idle_sweeps > allowed and self.transport is not None:
             self.transport.close()
 
@@ -208,7 +202,7 @@ class _WorkerConnection(BaseProtocol):
             self._timer = self._worker.loop.call_later(_POLL_SECONDS, self.pass_on)
             return
         fd = transport.get_extra_info("socket").fileno()
-        self._worker.channel.send(HandOver(self._unanswered, self._passes), fd)
+        self._worker.channel.send(HandOver(self._unanswered), fd)
         self._worker.clients.discard(self)
         transport.abort()
 
@@ -249,7 +243,6 @@ class _WorkerProcess:
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
             channel.Configure: self._configure,
-            channel.OperatorRules: lambda message: self._replica.follow_rules(message.rules),
             channel.SharedRecord: self._store_record,
             channel.DropRecords: self._drop_records,
             channel.ClientAtLimit: self._on_client_limit,
@@ -364,7 +357,7 @@ class _WorkerProcess:
         connection.setblocking(False)
         try:
             await self.loop.connect_accepted_socket(
-                lambda: _WorkerConnection(self, message.unanswered, message.passes), connection
+                lambda: _WorkerConnection(self, message.unanswered), connection
             )
         except OSError:
             connection.close()

@@ -77,7 +77,7 @@ def check_workers(server: ServerConfig) -> None:
     """Check that the other settings, and the system, allow workers. Raises ConfigError."""
     if not server.workers:
         return
-    if not hasattr(socket.socket, "sendmsg") or not hasattr(socket, "SCM_RIGHTS"):
+    if not hasattr(socket, "send_fds"):
         raise ConfigError(
             "server.workers: this system can't hand connections from process to process; set it "
             "to 0, and run several sidecars with one [fleet] where one is not enough"
@@ -253,18 +253,18 @@ class Workers:
 
     def dispatch(self, connection: socket.socket) -> None:
         """Hand a new connection to a worker, or serve it in this process if none takes it."""
-        if self.pass_on(connection.fileno(), b"", 0):
+        if self.pass_on(connection.fileno(), b""):
             connection.close()
         else:
             self._server.serve(connection)
 
-    def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
+    def pass_on(self, fd: int, unanswered: bytes) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
         workers = self.accepting()
         for _ in workers:
             worker = workers[next(self._round) % len(workers)]
             if not worker.channel.queued:
-                worker.send(HandOver(unanswered, passes), fd)
+                worker.send(HandOver(unanswered), fd)
                 return True
         return False
 
@@ -302,7 +302,7 @@ class Workers:
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
-        self._broadcast(channel.OperatorRules(self.owner.gate.parts.scheduler.host_rules.entries()))
+        self.send_configuration()
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
@@ -366,7 +366,7 @@ class Workers:
     ) -> None:
         """Handle a message from a worker."""
         if connection is not None and isinstance(message, HandOver):
-            self._server.serve(connection, message.unanswered, message.passes)
+            self._server.serve(connection, message.unanswered)
         elif isinstance(message, channel.WorkerCounts):
             self._add_counts(worker, message)
         elif isinstance(message, channel.RecordRequest):
