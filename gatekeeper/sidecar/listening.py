@@ -33,23 +33,23 @@ from gatekeeper.library_internals import (
 )
 from gatekeeper.sidecar.inline import Request, RequestReader
 from gatekeeper.sidecar.routing import FORWARD_AUTH, Problem
-from gatekeeper.sidecar.security import UNIX
+from gatekeeper.sidecar.security import UNIX, Certificates
 from gatekeeper.urls import printable
 
 _log = logging.getLogger(__name__)
 
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-_O_PATH = getattr(os, "O_PATH", None)
-"""Flag that opens a file without access to its contents. Linux has it."""
 
 
 class _OwnedUnixSocket(socket.socket):
-    """A unix socket that removes its file only if that is still its own.
+    """A unix socket that removes its file when it closes, if that is still its own.
 
-    Another process may have replaced the file. Device and inode identify it. The number of an
-    inode can be reused once nobody has the file open, so it is kept open.
+    Another process may have replaced the file. Device and inode identify it: a bound socket keeps
+    its inode, so the number is not used for another file before.
     """
+
+    _path: Path | None = None
 
     def bind_to(self, path: Path) -> None:
         """Bind to a path that only its owner can ever connect to (T5). Raises OSError."""
@@ -61,16 +61,14 @@ class _OwnedUnixSocket(socket.socket):
             os.umask(previous)
         self._path = path
         self._own_file = _device_and_inode(path)
-        self._path_fd = -1 if _O_PATH is None else os.open(path, _O_PATH | os.O_NOFOLLOW)
 
-    def remove_file(self) -> None:
-        """Remove the file, unless a successor has replaced it."""
+    def close(self) -> None:
+        """Remove the file, unless a successor has replaced it, and close the socket."""
+        path, self._path = self._path, None
         with contextlib.suppress(OSError):
-            if _device_and_inode(self._path) == self._own_file:
-                self._path.unlink()
-        if self._path_fd != -1:
-            os.close(self._path_fd)
-            self._path_fd = -1
+            if path is not None and _device_and_inode(path) == self._own_file:
+                path.unlink()
+        super().close()
 
 
 def _device_and_inode(path: Path) -> tuple[int, int]:
@@ -183,14 +181,6 @@ def _remove_stale(path: Path) -> None:
     )
 
 
-def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close the sockets of `open_sockets`, and remove the file of a unix socket."""
-    for sock in sockets:
-        if isinstance(sock, _OwnedUnixSocket):
-            sock.remove_file()
-        sock.close()
-
-
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     """Return the sockets of LISTEN_FDS, if they are for this process (sd_listen_fds).
 
@@ -208,7 +198,8 @@ def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
             found.append(socket.socket(fileno=number))
             if found[-1].type == socket.SOCK_STREAM:
                 continue
-        close_sockets(found)
+        for sock in found:
+            sock.close()
         problem = f"descriptor {number} is no stream socket; pass one with ListenStream="
         raise ConfigError(f"LISTEN_FDS: {problem}")
     return found
@@ -476,7 +467,7 @@ class Server(web.Server):
         connections: int = 100_000,
         inline: Inline | None = None,
         pass_on: PassOn | None = None,
-        context: ssl.SSLContext | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """`header`: maximum octets of the request line and of each header field.
 
@@ -499,7 +490,7 @@ class Server(web.Server):
         self.inline: Inline | None = inline
         self.max_header: int = header
         self.pass_on: PassOn | None = pass_on
-        self._context = context
+        self._certificates = certificates
         self._taken = OwnedTasks()
         self.accepted: set[_Protocol] = set()
         """The connections that are open, also those whose TLS is not set up yet."""
@@ -527,14 +518,18 @@ class Server(web.Server):
         self._taken.start(self._serve(connection, protocol))
 
     async def _serve(self, connection: socket.socket, protocol: _Protocol) -> None:
-        seconds = None if self._context is None else FIRST_REQUEST_SECONDS
+        context = self._tls()
+        seconds = None if context is None else FIRST_REQUEST_SECONDS
         try:
             await self.loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=seconds
+                lambda: protocol, connection, ssl=context, ssl_handshake_timeout=seconds
             )
         except OSError:  # the client is gone, or TLS failed or was not set up in time
             self.accepted.discard(protocol)
             connection.close()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        return None if self._certificates is None else self._certificates.context
 
     def drain(self) -> None:
         """Close each connection after its next answer, which says so (RFC 9112 section 9.6)."""
@@ -562,7 +557,7 @@ class Server(web.Server):
             )
         self.refused += 1
         with connection, contextlib.suppress(OSError):
-            if self._context is None:
+            if self._tls() is None:
                 connection.send(FULL_RESPONSE)
 
     def _new_request(

@@ -34,7 +34,6 @@ from gatekeeper.sidecar.listening import (
     Server,
     activated_sockets,
     addresses,
-    close_sockets,
     describe,
     loop_factory,
     notify,
@@ -162,7 +161,8 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
                     await service.close()
                     writer.cancel()
     finally:
-        close_sockets([*opened, *diagnostics])
+        for sock in (*opened, *diagnostics):
+            sock.close()
 
 
 def _make_service(
@@ -221,7 +221,7 @@ async def _listening(
     files = raise_file_limit()
     header = service.config.server.max_header
     workers = service.workers
-    context = service.certificates.context if service.certificates else None
+    certificates = service.certificates
     for_probes = min(MAX_PROBES, files.clients // 4) if diagnostics else 0
     server = Server(
         service.handle,
@@ -229,7 +229,7 @@ async def _listening(
         connections=files.clients - for_probes,
         inline=service.inline,
         pass_on=None if workers is None else workers.pass_on,
-        context=context,
+        certificates=certificates,
     )
     service.metrics.add_source(
         lambda: {
@@ -238,7 +238,10 @@ async def _listening(
         }
     )
     probed = Server(
-        service.handle_diagnostics, header=header, connections=for_probes, context=context
+        service.handle_diagnostics,
+        header=header,
+        connections=for_probes,
+        certificates=certificates,
     )
     servers = (server, probed)
     runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in servers]

@@ -433,7 +433,7 @@ _TLS_SETTINGS = (*_PAIR, "tls_client_ca")
 
 
 class Certificates:
-    """The TLS context of the open sockets, and the digests of the files it was made from.
+    """The TLS context of the listeners, and the digests of the files it was made from.
 
     `context` is None without TLS. `authorities`: the CA certificates for clients in PEM, if not
     those in the file. Raises ConfigError.
@@ -446,19 +446,7 @@ class Certificates:
         if server.tls_client_ca is not None and authorities is None:
             self._authorities = _read_pem("tls_client_ca", server.tls_client_ca)
         self.context: ssl.SSLContext | None = tls_context(server, authorities)
-        if self.context is not None:
-            self._current = self.context
-            self.context.sni_callback = self._switch_context
-
-    def _switch_context(
-        self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext
-    ) -> None:
-        """Switch a handshake to the current context, since the sockets keep their first one.
-
-        Called once for each handshake, also for one without a server name.
-        """
-        if self._current is not first:
-            connection.context = self._current
+        """The context of the next connection."""
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
         """Load the files again if they changed, and return the result. Return None otherwise.
@@ -483,8 +471,8 @@ class Certificates:
         changed = [name for name in _TLS_SETTINGS if old.get(name) != now.get(name)]
         pair = [f"server.{name}" for name in changed if name in _PAIR]
         restart = [f"server.{name}" for name in changed if name not in _PAIR]
-        if pair and new.context is not None:
-            self._current = new.context
+        if pair:
+            self.context = new.context
             self._file_digests = old | {name: now[name] for name in _PAIR}
         return pair, restart
 
