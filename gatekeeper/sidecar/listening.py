@@ -546,6 +546,7 @@ class Server(web.Server):
     async def shutdown(self, timeout: float | None = None) -> None:
         """End all connections, also those whose TLS is not set up yet."""
         await self._taken.close()
+        self.pre_shutdown()
         await super().shutdown(timeout)
 
     def _reject(self, connection: socket.socket) -> None:
@@ -564,21 +565,22 @@ class Server(web.Server):
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         protocol.on_request()
-        message = _with_host_of_target(message)
+        message = _with_path_as_target(message)
         return _ServedRequest(message, payload, protocol, writer, task, self.loop)
 
 
-_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)").match
+_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)/?(.*)", re.DOTALL).fullmatch
 
 
-def _with_host_of_target(message: Any) -> Any:
-    """Replace Host by the host of a target in absolute form (RFC 9112 section 3.2.2)."""
+def _with_path_as_target(message: Any) -> Any:
+    """Replace Host by the host of a target in absolute form, and the target by its path and query
+    (RFC 9112 section 3.2.2)."""
     found = _ABSOLUTE_FORM(message.path)
     if found is None:
         return message
     headers = message.headers.copy()
     headers["Host"] = found[1]
-    return message._replace(headers=headers)
+    return message._replace(path=f"/{found[2]}", headers=headers)
 
 
 class _ServedRequest(web.BaseRequest):

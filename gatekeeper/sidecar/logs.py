@@ -96,7 +96,6 @@ def write_lines(stream: IO[str], lines: list[str]) -> None:
 
 _WRITE_SECONDS = 0.1
 """Seconds between two writes."""
-_MAX_ENTRIES = 20_000
 SHUTDOWN_SECONDS = 1.0
 """Seconds that the shutdown waits for the last lines to be written."""
 _MAX_URL = 2048
@@ -177,6 +176,8 @@ class DecisionLog:
         self.enabled: bool = server.log_decisions != "none"
         self._queries = server.log_queries
         self._lines_per_write = max(1, int(server.log_rate * _WRITE_SECONDS))
+        self._max_entries = 2 * self._lines_per_write
+        """Those of one write, and of the next."""
         self._json = wants_json(server, self._stream)
 
     def samples(self) -> Samples:
@@ -193,7 +194,7 @@ class DecisionLog:
         """Queue a decision for the log."""
         if not self.enabled or (decision and not self._all):
             return
-        if len(self._ring) >= _MAX_ENTRIES:
+        if len(self._ring) >= self._max_entries:
             self._dropped += 1
             return
         self._ring.append((self._clock.wall(), decision, request, client))
@@ -204,7 +205,7 @@ class DecisionLog:
             return
         now = self._clock.wall()
         wanted = decisions if self._all else [one for one in decisions if not one]
-        free = max(0, _MAX_ENTRIES - len(self._ring))
+        free = max(0, self._max_entries - len(self._ring))
         self._ring.extend((now, decision, request, client) for decision in wanted[:free])
         self._dropped += max(0, len(wanted) - free)
 
@@ -227,16 +228,9 @@ class DecisionLog:
             futures.wait([last], SHUTDOWN_SECONDS)
 
     def _take_page(self) -> list[str]:
-        """Take the lines for one write from the ring; drop, and count, what exceeds `log_rate`."""
+        """Take the lines for one write from the ring."""
         ring = self._ring
-        lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._lines_per_write))]
-        if len(ring) > self._lines_per_write:
-            # More than the next write takes: drop the oldest.
-            excess = len(ring) - self._lines_per_write
-            for _ in range(excess):
-                ring.popleft()
-            self._dropped += excess
-        return lines
+        return [self._line(ring.popleft()) for _ in range(min(len(ring), self._lines_per_write))]
 
     def _write_page(self, lines: list[str], *, after: futures.Future[None] | None = None) -> None:
         # One page at a time: no other thread touches `written` and `_failed_lines`.

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from gatekeeper import __version__
 from gatekeeper.clock import SystemClock
@@ -244,30 +243,24 @@ async def _listening(
         certificates=certificates,
     )
     servers = (server, probed)
-    runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in servers]
-    try:
-        for runner in runners:
-            await runner.setup()
-
-        take = server.serve if workers is None else workers.dispatch
-        sites = [Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
-        sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
+    take = server.serve if workers is None else workers.dispatch
+    sites = [Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
+    sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
+    async with contextlib.AsyncExitStack() as stack:
+        for one in servers:
+            stack.push_async_callback(one.shutdown, 1.0)
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.
         await service.leases.restore(service.gate)
-        async with contextlib.AsyncExitStack() as stack:
-            if workers is not None:
-                await stack.enter_async_context(workers.serving(server))
-            for one in sites:
-                await one.start()
-            service.serve()
-            try:
-                yield
-            finally:
-                await service.drain(sites, servers)
-    finally:
-        for runner in runners:
-            await runner.cleanup()
+        if workers is not None:
+            await stack.enter_async_context(workers.serving(server))
+        for site in sites:
+            await site.start()
+        service.serve()
+        try:
+            yield
+        finally:
+            await service.drain(sites, servers)
 
 
 def with_state(config: Config) -> Config:

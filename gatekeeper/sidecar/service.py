@@ -432,7 +432,7 @@ class Service:
 
     async def _dispatch(self, call: Call, *, diagnostics: bool) -> web.StreamResponse:
         request = call.request
-        path, _, call.query = _target(request)
+        path, _, call.query = request.raw_path.partition("?")
         router = self._diagnostics if diagnostics else self.router
         route, call.params = router.find(request.method, path)
         call.where = route.path
@@ -597,12 +597,3 @@ def _reset_connection(request: web.BaseRequest) -> None:
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
         )
     transport.abort()
-
-
-def _target(request: web.BaseRequest) -> tuple[str, str, str]:
-    """Return the raw path and query, also if the request line holds a whole URL."""
-    raw = request.raw_path
-    if raw.startswith("/"):
-        return raw.partition("?")
-    url = request.rel_url
-    return url.raw_path, "?", url.raw_query_string
