@@ -19,10 +19,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
-from aiohttp.base_protocol import BaseProtocol
 
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import ConfigError
@@ -64,11 +63,11 @@ _MAX_IDLE_SWEEPS: Final = 4
 """Sweeps that a connection may idle before it is closed; one if it never sent a request."""
 
 
-class _WorkerConnection(BaseProtocol):
+class _WorkerConnection(asyncio.Protocol):
     """One connection: reads requests and answers them, or passes the connection to the owner."""
 
     def __init__(self, worker: _WorkerProcess, unanswered: bytes) -> None:
-        super().__init__(worker.loop)
+        self.transport: asyncio.Transport  # from `connection_made` on
         self._worker = worker
         self._unanswered = unanswered
         """Octets that were read and not answered."""
@@ -85,7 +84,7 @@ class _WorkerConnection(BaseProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start reading, or pass the connection on if this worker has too many."""
-        super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", transport)
         self._remote = address_of(transport)
         worker = self._worker
         worker.clients.add(self)
@@ -98,27 +97,18 @@ class _WorkerConnection(BaseProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection from the worker."""
-        super().connection_lost(exc)
         self._worker.clients.discard(self)
+        self._waiting = False
         self._stop_timer()
 
     def pause_writing(self) -> None:
         """Read no further requests from a client that does not read its answers."""
-        super().pause_writing()
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Read requests again."""
-        super().resume_writing()
-        if self.transport is not None and not self._passing_on:
+        if not self._passing_on:
             self.transport.resume_reading()
-
-    def pause_reading(self) -> None:
-        """Do nothing: a body this large is about to be passed to the owner."""
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Do nothing, since `pause_reading` pauses nothing."""
 
     def data_received(self, data: bytes) -> None:
         """Read the data, and answer the question that it completes."""
@@ -169,13 +159,10 @@ class _WorkerConnection(BaseProtocol):
 
     def _answer(self, request: Request) -> bool:
         """Write the answer to a request. Return False if only the owner can answer."""
-        transport = self.transport
-        if transport is None:
-            return False
-        answer = self._worker.answer(request, self._remote, transport)
+        answer = self._worker.answer(request, self._remote, self.transport)
         if answer is None:
             return False
-        transport.write(answer)
+        self.transport.write(answer)
         self._unanswered, self._request = b"", None
         self._stop_timer()
         self._answered = True
@@ -185,13 +172,13 @@ class _WorkerConnection(BaseProtocol):
         """Close the connection if it was idle for too many sweeps."""
         self._idle_sweeps += 1
         allowed = _MAX_IDLE_SWEEPS if self._answered else 1
-        if self._idle_sweeps > allowed and self.transport is not None:
+        if self._idle_sweeps > allowed:
             self.transport.close()
 
     def pass_on(self) -> None:
         """Give the connection to the owner, as soon as all answers have been sent."""
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport.is_closing():
             return
         self._stop_timer()
         self._waiting = False
@@ -259,8 +246,7 @@ class _WorkerProcess:
                 client.pass_on()
             await self._until(lambda: not self.clients and not self._opening)
             for client in list(self.clients):  # clients that do not read their answers
-                if client.transport is not None:
-                    client.transport.abort()
+                client.transport.abort()
             self._report()
             await self._until(lambda: not self.channel.queued)
         finally:
