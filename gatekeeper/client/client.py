@@ -154,7 +154,6 @@ class RemoteGatekeeper:
         self.config: Config = as_config(config)
         self._fail = fail
         self._clock = clock = clock or SystemClock()
-        rng = rng or random.Random()
         self._connection = SidecarConnection(
             where,
             token=token,
@@ -163,7 +162,7 @@ class RemoteGatekeeper:
             connect_timeout=connect_timeout,
             timeout=timeout,
             clock=clock,
-            rng=rng,
+            rng=rng or random.Random(),
         )
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
@@ -179,9 +178,7 @@ class RemoteGatekeeper:
             own_wait=self.config.pacing.own_wait,
             poll=poll,
             most_polls=most_polls,
-            patience=patience,
             clock=self._clock,
-            rng=rng,
         )
         self._middleware = gate_middleware(self)
         self._prefix, self._counter = f"client-{secrets.token_hex(4)}-", itertools.count(1)

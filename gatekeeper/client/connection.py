@@ -73,12 +73,6 @@ class SidecarUnreachable(Exception):
         self.late = late
 
 
-def backoff(attempt: int, rng: random.Random) -> float:
-    """Return the seconds before the next attempt: doubled each time, half of them random."""
-    pause = min(_MAX_RETRY_SECONDS, _FIRST_RETRY_SECONDS * float(2 ** min(attempt, 16)))
-    return pause * (0.5 + rng.random() / 2)
-
-
 class SidecarConnection:
     """A pool of connections to one sidecar.
 
@@ -105,9 +99,11 @@ class SidecarConnection:
             raise errors.ConfigError(f"connect_timeout={connect_timeout!r}: give seconds above 0")
         base, self._socket = _parse_address(where)
         self.base: str = base
+        self._where = self._socket or base
+        """The address, for people."""
         self._headers = _authorization(token)
         self._context = ssl
-        self._patience = patience
+        self.patience: float = patience
         self._connect_timeout = connect_timeout
         self._timeout = timeout
         self._clock = clock
@@ -123,7 +119,7 @@ class SidecarConnection:
 
     def __repr__(self) -> str:
         # Never the headers: one of them is the token.
-        return f"<SidecarConnection to {self._socket or self.base}>"
+        return f"<SidecarConnection to {self._where}>"
 
     async def open(self) -> None:
         """Create the HTTP session; nothing is sent yet."""
@@ -213,7 +209,7 @@ class SidecarConnection:
 
     def _description(self, error: Exception) -> str:
         """Describe an error for people; aiohttp's own message prints its TLS context."""
-        where = f"no connection to {self._socket or self.base}"
+        where = f"no connection to {self._where}"
         if isinstance(error, aiohttp.ClientSSLError):
             return f"{where}: {_os_reason(error.os_error)}"
         if descriptors.is_shortage(error):
@@ -223,12 +219,16 @@ class SidecarConnection:
         return str(error) or type(error).__name__
 
     def _no_connection(self, why: str) -> str:
-        where = self._socket or self.base
-        return f"no connection to {where}: {why}; is `gatekeeper serve` running there?"
+        return f"no connection to {self._where}: {why}; is `gatekeeper serve` running there?"
 
     def _failure(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
         self.failures += 1
         return SidecarUnreachable(detail, late=late)
+
+    def backoff(self, attempt: int) -> float:
+        """Return the seconds before the next attempt: doubled each time, half of them random."""
+        pause = min(_MAX_RETRY_SECONDS, _FIRST_RETRY_SECONDS * float(2 ** min(attempt, 16)))
+        return pause * (0.5 + self._rng.random() / 2)
 
     def give_up(self, why: object) -> None:
         """Note that a request is given up: `why` is logged, unless the one before was as well."""
@@ -246,7 +246,7 @@ class SidecarConnection:
 
         Raises SidecarUnreachable if there was no response, or only those of a busy sidecar.
         """
-        end = self._clock.monotonic() + (0.0 if self.down else self._patience)
+        end = self._clock.monotonic() + (0.0 if self.down else self.patience)
         try:
             return await self.send_until(end, method, path, body)
         except SidecarUnreachable as error:
@@ -269,7 +269,7 @@ class SidecarConnection:
         """
         attempt, began = 0, self._clock.monotonic()
         while True:
-            pause = backoff(attempt, self._rng)
+            pause = self.backoff(attempt)
             try:
                 answer = await self.request(method, path, body, timeout=timeout)
                 if not answer.busy and answer.status != 429:

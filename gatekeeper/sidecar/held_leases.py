@@ -119,7 +119,7 @@ class LeaseTable:
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._journal_failed = not self._journal.opened
+        self._journal_failed = not self._journal.writable
         """Whether the latest attempt to write to the journal failed."""
         self._restoring: asyncio.Task[None] | None = None
         self._on_report = on_report
@@ -158,7 +158,7 @@ class LeaseTable:
         try:
             self._admit(client)
             lease = await self.waiters.acquire(gate, wanted, client)
-            if self._by_client[client] >= self._client_leases:  # it got others meanwhile
+            if self._has_most(client):  # it got others meanwhile
                 lease.give_back()
                 raise self._client_limit_reached()
             # No await between the grant and the table, so every granted lease has an owner.
@@ -179,11 +179,7 @@ class LeaseTable:
         self, gate: Gatekeeper, url: str, ttl: float, client: str, lease_id: str | None = None
     ) -> ClientLease | None:
         """Grant a lease without waiting. Return None if that may take waiting: use `acquire`."""
-        if self.waiters.closed or self._journal_failed:
-            return None
-        if len(self._held) + len(self.waiters) >= self._max_leases:
-            return None
-        if self._by_client[client] >= self._client_leases:
+        if self.waiters.closed or self._journal_failed or self._is_full or self._has_most(client):
             return None
         lease = gate.parts.leases.acquire_nowait(url, None)
         return None if lease is None else self._grant(lease, ttl, client, None, lease_id)
@@ -271,12 +267,11 @@ class LeaseTable:
         that chose the id may give it back on another connection before its request for the lease
         is read. Then no lease is granted under that id.
         """
-        held = self._held.get(lease_id)
-        if held is None and lease_id not in self._left_over and lease_id not in self._ended:
+        if not self._knows(lease_id):
             if len(lease_id) <= _MAX_ID:
                 self._given_back_early[lease_id] = None
             raise _unknown(lease_id)
-        self._record_end(lease_id, held, "given_back")
+        self._record_end(lease_id, self._held.get(lease_id), "given_back")
 
     def drop(self, lease_id: str) -> None:
         """End a lease for the operator, who takes its client for gone. Raises Problem 404 or 503.
@@ -324,14 +319,22 @@ class LeaseTable:
             # Wait for no host whose lease could not be stored.
             self.refused["journal"] += 1
             raise _journal_problem("the journal of leases can't be written")
-        too_many = self._by_client[client] >= self._client_leases
-        if len(self._held) + len(self.waiters) >= self._max_leases:
+        too_many = self._has_most(client)
+        if self._is_full:
             self.refused["leases"] += 1
             why = full("leases are held or waited for already", self._max_leases)
             if too_many or not self.waiters.displace_waiter(client, why):
                 raise why
         if too_many:
             raise self._client_limit_reached()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._held) + len(self.waiters) >= self._max_leases
+
+    def _has_most(self, client: str) -> bool:
+        """Return whether the client holds as many leases as it may."""
+        return self._by_client[client] >= self._client_leases
 
     def _client_limit_reached(self) -> Problem:
         self.refused["client"] += 1
@@ -350,8 +353,7 @@ class LeaseTable:
         if lease_id in self._given_back_early:
             lease.give_back()
             raise Problem(410, "given-back", "the lease with that id was given back already")
-        taken = lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
-        if lease_id is None or taken:
+        if lease_id is None or self._knows(lease_id):
             lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
         try:
             self._record_grant(lease_id, lease, ttl, agent, client)
@@ -359,6 +361,9 @@ class LeaseTable:
             lease.give_back()
             raise
         return self._add(lease_id, lease, ttl, client, agent)
+
+    def _knows(self, lease_id: str) -> bool:
+        return lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
 
     def _record_grant(
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
@@ -552,11 +557,6 @@ class LeaseJournal:
     def persistent(self) -> bool:
         """Whether there is a file."""
         return self._path is not None
-
-    @property
-    def opened(self) -> bool:
-        """Whether the file is open, or there is none."""
-        return self._path is None or self._fd != -1
 
     @property
     def writable(self) -> bool:

@@ -114,9 +114,6 @@ class Tokens:
     def _digest(self, text: bytes) -> bytes:
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()
 
-    def __repr__(self) -> str:
-        return f"Tokens({len(self.tokens)} of them)"
-
 
 def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
     """Read the tokens in a file, one per line; `#` begins a comment. Raises ConfigError.
