@@ -216,13 +216,11 @@ class _WorkerProcess:
         self.max_header: int = 8190
         self._replica: Replica  # made together with the service, by the first `Configure`
         self._service: Service | None = None
-        self._requested: set[str] = set()
         self.waiting: dict[str, list[_WorkerConnection]] = {}
         """Connections that wait for a record, by origin. An origin is a key from when the owner
         was asked for its record until the owner answers."""
         self.missing_origin: str | None = None
-        """Origin whose record the latest question lacked. None if it lacked none, or none that the
-        owner is expected to send."""
+        """Origin whose record the latest question lacked."""
         self._tasks = OwnedTasks()
         self._opening = OwnedTasks()
         """Tasks of connections that were accepted and are not among `clients` yet."""
@@ -309,18 +307,15 @@ class _WorkerProcess:
         self.channel.send(channel.Ready())
 
     def _store_record(self, message: channel.SharedRecord) -> None:
-        self._requested.discard(message.origin)
         self._replica.take_in(message.origin, message.record)
-        self._retry_waiting(message.origin)
+        for client in self.waiting.pop(message.origin, ()):
+            client.retry()
 
     def _drop_records(self, message: channel.DropRecords) -> None:
         self._replica.forget(message.origins)
         for origin in message.origins:
-            self._retry_waiting(origin)
-
-    def _retry_waiting(self, origin: str) -> None:
-        for client in self.waiting.pop(origin, ()):
-            client.retry()
+            for client in self.waiting.pop(origin, ()):
+                client.pass_on()
 
     def _on_client_limit(self, message: channel.ClientAtLimit) -> None:
         if self._service is not None:
@@ -365,7 +360,6 @@ class _WorkerProcess:
             await asyncio.sleep(_SWEEP_SECONDS)
             for client in list(self.clients):
                 client.sweep()
-            self._requested.clear()
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Return when `done()` is true, when the owner is gone, or after a second."""
@@ -377,11 +371,10 @@ class _WorkerProcess:
     # -- to the owner ----------------------------------------------------------------
 
     def _request_record(self, origin: str) -> None:
-        if origin not in self._requested:
-            self._requested.add(origin)
-            self.waiting.setdefault(origin, [])
+        if origin not in self.waiting:
+            self.waiting[origin] = []
             self.channel.send(channel.RecordRequest(origin))
-        self.missing_origin = origin if origin in self.waiting else None
+        self.missing_origin = origin
 
     def _report(self) -> None:
         """Send the owner what was counted since the previous call."""

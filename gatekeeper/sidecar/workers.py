@@ -25,7 +25,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -66,9 +66,6 @@ _LATE_SECONDS: Final = 0.5
 """Seconds after which a worker that has not answered a `Sync` is given no connection."""
 _CHECK_SECONDS: Final = 2.0
 """Seconds between two checks that every worker follows."""
-_MAX_REQUESTED: Final = 10_000
-"""Origins whose records workers are sent as soon as there are any; beyond, the oldest request is
-dropped."""
 _MAX_QUEUED: Final = 8 << 20
 """Octets that may be queued for a worker; beyond, it is killed."""
 
@@ -149,7 +146,6 @@ class Workers:
         self._sync_numbers = itertools.count(1)
         self._progress = asyncio.Event()
         self._changed: set[str] = set()
-        self._requested: dict[str, set[int]] = {}
         self.owner: Owner  # set by the service of this process
         self._server: Server  # inside `serving`
         self._tasks = OwnedTasks()
@@ -310,22 +306,8 @@ class Workers:
 
     def _drop_changed(self) -> None:
         changed, self._changed = self._changed, set()
-        if not changed:
-            return
-        self._broadcast(channel.DropRecords(list(changed)))
-        for origin in changed & self._requested.keys():
-            self._send_record(origin, self._requested[origin])
-
-    def _send_record(self, origin: str, numbers: Iterable[int]) -> bool:
-        """Send the record of an origin to those workers. Return False if there is none to share."""
-        record = shared_record(self.owner.gate, origin)
-        if record is None:
-            return False
-        self._requested.pop(origin, None)
-        for number in list(numbers):
-            if (worker := self._workers.get(number)) is not None:
-                worker.send(channel.SharedRecord(origin, record))
-        return True
+        if changed:
+            self._broadcast(channel.DropRecords(list(changed)))
 
     async def settle(self) -> None:
         """Return when every worker follows all that was sent, and has reported all its counts.
@@ -380,13 +362,10 @@ class Workers:
             _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
 
     def _on_record_request(self, worker: _Worker, origin: str) -> None:
-        if self._send_record(origin, [worker.number]):
-            return
-        worker.send(channel.DropRecords([origin]))  # the worker passes the waiting connections on
-        requested = self._requested
-        if origin not in requested and len(requested) >= _MAX_REQUESTED:
-            del requested[next(iter(requested))]
-        requested.setdefault(origin, set()).add(worker.number)
+        if (record := shared_record(self.owner.gate, origin)) is not None:
+            worker.send(channel.SharedRecord(origin, record))
+        else:  # the worker passes the connections on that wait for it
+            worker.send(channel.DropRecords([origin]))
 
     def _add_counts(self, worker: _Worker, added: channel.WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""
