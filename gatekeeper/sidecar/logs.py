@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
@@ -310,22 +310,17 @@ class Tracing:
                 route, _ = router.find(request.method, path)
             if route is not None and route.probe:
                 return await answer(request)
-            span = self._start_span(request, route, path)
-            try:
-                with self._trace.use_span(
-                    span, record_exception=False, set_status_on_exception=False
-                ):
+            with self._span(request, route, path) as span:
+                try:
                     response = await answer(request)
+                except (Exception, asyncio.CancelledError) as error:
+                    # The client hung up, so there is no response.
+                    span.set_attribute("error.type", type(error).__qualname__)
+                    raise
                 span.set_attribute("http.response.status_code", response.status)
                 if response.status >= 500:
                     self._set_error(span, str(response.status))
                 return response
-            except (Exception, asyncio.CancelledError) as error:
-                # The client hung up, so there is no response.
-                span.set_attribute("error.type", type(error).__qualname__)
-                raise
-            finally:
-                span.end()
 
         return traced
 
@@ -368,7 +363,9 @@ class Tracing:
             self._set_error(span, retrieval.outcome.row.name)
         span.end(end)
 
-    def _start_span(self, request: web.BaseRequest, route: Route[Any] | None, path: str) -> Span:
+    def _span(
+        self, request: web.BaseRequest, route: Route[Any] | None, path: str
+    ) -> AbstractContextManager[Span]:
         method = request.method if request.method in METHODS else "_OTHER"
         name = "HTTP" if method == "_OTHER" else method
         attributes: dict[str, str | int] = {
@@ -381,11 +378,13 @@ class Tracing:
             attributes["http.route"] = route.path
             # Parameters of a path name hosts and leases, so its pattern is recorded instead.
             attributes["url.path"] = route.path if "{" in route.path else path
-        return self._tracer.start_span(
+        return self._tracer.start_as_current_span(
             name,
             context=self._extract(request.headers),
             kind=self._trace.SpanKind.SERVER,
             attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
         )
 
     def _set_error(self, span: Span, kind: str) -> None:

@@ -295,12 +295,14 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
             if call.request.method == "HEAD":
                 return response
             told = 0
-            while entry is not None:
+            while True:
+                for finding in found.findings[told:]:
+                    await response.write(encode(SitemapLine(finding=finding)) + b"\n")
+                told = len(found.findings)
+                if entry is None:
+                    return response
                 await response.write(encode(entry) + b"\n")
-                told = await _write_findings(response, found, told)
                 entry = await _next_entry(service, found)
-            await _write_findings(response, found, told)
-    return response
 
 
 async def _lease_for_list(service: Service, call: Call, url: str) -> Lease:
@@ -317,13 +319,6 @@ async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:
     if service.phase != "serving":
         raise draining()
     return await anext(found, None)
-
-
-async def _write_findings(response: web.StreamResponse, found: Sitemaps, told: int) -> int:
-    """Write the findings that were not written before. Return how many there are."""
-    for finding in found.findings[told:]:
-        await response.write(encode(SitemapLine(finding=finding)) + b"\n")
-    return len(found.findings)
 
 
 ROUTES = (
