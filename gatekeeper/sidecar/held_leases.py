@@ -117,8 +117,6 @@ class LeaseTable:
         """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due = DueHeap[ClientLease](self._is_due, self._held.__len__)
         self._timer = SingleTimer(clock, self._sweep)
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._journal_failed = not self._journal.writable
         """Whether the latest attempt to write to the journal failed."""
         self._restoring: asyncio.Task[None] | None = None
@@ -287,10 +285,6 @@ class LeaseTable:
         """Grant no more leases; waiting clients get a 503 immediately (T16)."""
         self.waiters.close()
 
-    async def drained(self) -> None:
-        """Return when no client holds a lease."""
-        await self._idle.wait()
-
     def close(self) -> None:
         """End the leases still held, as used. They stay in the journal for the next process."""
         self.drain()
@@ -400,8 +394,6 @@ class LeaseTable:
         wall, due = self._clock.wall(), self._clock.monotonic() + ttl
         # Positional arguments, which are faster: one of these is made for each lease.
         held = ClientLease(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
-        if not self._held:
-            self._idle.clear()
         self._held[lease_id] = held
         self._by_client[client] += 1
         self._by_host.setdefault(lease.host, []).append(held)
@@ -423,8 +415,6 @@ class LeaseTable:
         of_host.remove(held)
         if not of_host:
             del self._by_host[held.lease.host]
-        if not self._held:
-            self._idle.set()
         self.ended[how] += 1
         self._ended[held.id] = held.lease
         if how == "given_back":

@@ -284,7 +284,7 @@ class LeaseWaiters:
 
 
 class OpenStreams:
-    """Counts the streams in flight, and lets `drained` wait until there are none.
+    """Counts the streams in flight.
 
     >>> streams = OpenStreams()
     >>> with streams:
@@ -294,24 +294,15 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._count = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def __len__(self) -> int:
         return self._count
 
     def __enter__(self) -> None:
         self._count += 1
-        self._idle.clear()
 
     def __exit__(self, *error: object) -> None:
         self._count -= 1
-        if not self._count:
-            self._idle.set()
-
-    async def drained(self) -> None:
-        """Return when no stream is in flight."""
-        await self._idle.wait()
 
 
 def draining() -> Problem:

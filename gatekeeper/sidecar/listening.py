@@ -430,8 +430,6 @@ FIRST_REQUEST_SECONDS = 20.0
 slow-loris)."""
 _IDLE_SECONDS = 75.0
 """Seconds that a connection may idle, or take for the head of a later request."""
-_FINISH_POLL_SECONDS = 0.02
-"""Seconds between two checks whether all requests are answered, so that the server can end."""
 _MAX_BEGINNING = 100
 """Octets kept of the beginning of a request, to know its path if it can't be parsed."""
 _FORWARD_AUTH_LINE = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
@@ -535,13 +533,12 @@ class Server(web.Server):
         """Close each connection after its next answer, which says so (RFC 9112 section 9.6)."""
         self.draining, self.inline = True, None
 
-    async def finish(self, new_seconds: float) -> None:
-        """Return when no request is being answered, and all answers are sent.
+    def is_busy(self, new_seconds: float) -> bool:
+        """Return whether a request is being answered, or an answer is not sent yet.
 
         A connection that was accepted less than `new_seconds` ago may still bring one.
         """
-        while any(one.may_need_answer(new_seconds) for one in self.accepted):  # noqa: ASYNC110
-            await asyncio.sleep(_FINISH_POLL_SECONDS)
+        return any(one.may_need_answer(new_seconds) for one in self.accepted)
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """End all connections, also those whose TLS is not set up yet."""
@@ -673,7 +670,7 @@ class _Protocol(web.RequestHandler):
         return True
 
     def may_need_answer(self, new_seconds: float) -> bool:
-        """Return whether a request is being answered, or may still come; see `Server.finish`."""
+        """Return whether a request is being answered, or may still come; see `Server.is_busy`."""
         new = not self._was_asked and self.server.loop.time() < self._accepted_at + new_seconds
         transport = self.transport
         unsent = transport is not None and transport.get_write_buffer_size() > 0

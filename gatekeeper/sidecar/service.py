@@ -22,7 +22,7 @@ from aiohttp import web
 
 from gatekeeper import errors, urls
 from gatekeeper.client.wire import Decisions, encode
-from gatekeeper.clock import Clock, Deadline, OwnedTasks, SystemClock, deadline, utc
+from gatekeeper.clock import Clock, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.library_internals import HEAD_LIMITS
@@ -65,6 +65,8 @@ MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
 NEW_SECONDS = 1.0
 """Seconds that a connection accepted at the end of `drain` has for its request at most."""
+_POLL_SECONDS = 0.02
+"""Seconds between two looks at what a drain waits for."""
 LOOK_SECONDS = 0.5
 """Seconds for which the fleet's store is asked who holds a host."""
 _log = logging.getLogger(__name__)
@@ -131,7 +133,6 @@ class Service:
         self.exposed = exposed
         """Description of a listener that others can reach, or None (T5)."""
         self._grace = True
-        self._drain_deadline: Deadline | None = None
         self._drain_ended = False
         self.addresses = addresses
         self.diagnostics = diagnostics
@@ -322,8 +323,6 @@ class Service:
     def end_drain(self) -> None:
         """Wait no longer for leases and streams, whether `drain` has begun or not."""
         self._drain_ended = True
-        if self._drain_deadline is not None:
-            self._drain_deadline.move(0.0)
 
     @property
     def drain_seconds(self) -> float:
@@ -348,20 +347,18 @@ class Service:
             await self.workers.recall()
         # Reports are accepted meanwhile: clients with leases often shut down with us. No new
         # leases or streams begin (T16).
-        await self._wait(end - grace, self.leases.drained(), self.streams.drained())
+        await self._until(end - grace, lambda: not self.leases and not self.streams)
         await self.clock.sleep(grace)
         for site in sites:
             await site.stop()
         new = min(grace, NEW_SECONDS)
         end = max(end, self.clock.monotonic() + new)
-        await self._wait(end, *(server.finish(new) for server in servers))
+        await self._until(end, lambda: not any(server.is_busy(new) for server in servers))
 
-    async def _wait(self, end: float, *events: Coroutine[Any, Any, None]) -> None:
-        """Wait for all of the events until `end` (monotonic), or until `end_drain` is called."""
-        seconds = 0.0 if self._drain_ended else end - self.clock.monotonic()
-        with contextlib.suppress(TimeoutError):
-            async with deadline(self.clock, seconds) as self._drain_deadline:
-                await asyncio.gather(*events)
+    async def _until(self, end: float, done: Callable[[], bool]) -> None:
+        """Wait until `done()`, until `end` (monotonic), or until `end_drain` is called."""
+        while not (done() or self._drain_ended or self.clock.monotonic() >= end):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_SECONDS)
 
     def decided(self, decision: Decision, call: Call | InlineCall) -> None:
         """Log a decision and show it to operators; the gate has counted it already."""
