@@ -528,13 +528,10 @@ def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSL
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_pair(context, server.tls_cert, server.tls_key)
     if server.tls_client_ca is not None:
-        _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
+        text = _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
+        plain = (authorities or text).encode("ascii", "replace")  # comments may hold anything
         try:
-            if authorities is None:
-                context.load_verify_locations(server.tls_client_ca)
-            else:
-                plain = authorities.encode("ascii", "replace")  # comments may hold anything
-                context.load_verify_locations(cadata=plain.decode())
+            context.load_verify_locations(cadata=plain.decode())
         except OSError as error:
             raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
         # Optional here and required for each request, so that probes need no certificate.
