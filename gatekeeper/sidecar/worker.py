@@ -74,8 +74,6 @@ class _WorkerConnection(asyncio.Protocol):
         self._answered = False
         """Whether a question was answered here."""
         self._idle_sweeps = 0
-        self._request: Request | None = None
-        """The question that waits for the record of its origin."""
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
@@ -114,10 +112,13 @@ class _WorkerConnection(asyncio.Protocol):
         """Read the data, and answer the question that it completes."""
         self._idle_sweeps = 0
         self._unanswered = self._unanswered + data if self._unanswered else data
-        if self._passing_on or self._waiting:
-            if len(self._unanswered) > self._worker.max_request:
-                self.pass_on()
-            return
+        if not self._passing_on and not self._waiting:
+            self._answer()
+        elif len(self._unanswered) > self._worker.max_request:
+            self.pass_on()
+
+    def _answer(self) -> None:
+        """Answer what was read, if it is a whole question; else wait for the rest or pass it on."""
         worker = self._worker
         try:
             request = read(self._unanswered, worker.max_header)
@@ -127,46 +128,36 @@ class _WorkerConnection(asyncio.Protocol):
         if request is not None and not request.target.startswith(QUESTION_PATH):
             self.pass_on()
         elif request is not None and not request.missing:
-            self._request = request
-            self._answer_or_wait()
+            self._answer_question(request)
         elif len(self._unanswered) > worker.max_request:
             self.pass_on()
-        elif self._timer is None:
-            self._timer = worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
+        else:
+            self._wait()
 
-    def _answer_or_wait(self) -> None:
-        """Answer the request that was read, wait for the record of its origin, or pass it on.
-
-        A batch is passed on immediately, since it may lack the records of many origins.
-        """
-        worker, request = self._worker, self._request
+    def _answer_question(self, request: Request) -> None:
+        worker = self._worker
         worker.missing_origin = None
-        if request is None or self._answer(request):
-            return
-        if worker.missing_origin is None or request.method != "GET":
-            self.pass_on()
-            return
-        self._waiting = True
-        worker.waiting[worker.missing_origin].append(self)
+        answer = worker.answer(request, self._remote, self.transport)
+        if answer is not None:
+            self.transport.write(answer)
+            self._unanswered, self._answered = b"", True
+            self._stop_timer()
+        elif worker.missing_origin is None or request.method != "GET":
+            self.pass_on()  # a batch may lack the records of many origins
+        else:
+            self._waiting = True
+            worker.waiting[worker.missing_origin].append(self)
+            self._wait()
+
+    def _wait(self) -> None:
         if self._timer is None:
-            self._timer = worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
+            self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
 
     def retry(self) -> None:
-        """Try again, now that the owner has answered about the origin."""
+        """Try again, now that the owner has sent the record."""
         if self._waiting:
             self._waiting = False
-            self._answer_or_wait()
-
-    def _answer(self, request: Request) -> bool:
-        """Write the answer to a request. Return False if only the owner can answer."""
-        answer = self._worker.answer(request, self._remote, self.transport)
-        if answer is None:
-            return False
-        self.transport.write(answer)
-        self._unanswered, self._request = b"", None
-        self._stop_timer()
-        self._answered = True
-        return True
+            self._answer()
 
     def sweep(self) -> None:
         """Close the connection if it was idle for too many sweeps."""
