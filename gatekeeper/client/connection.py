@@ -64,6 +64,14 @@ class SidecarResponse:
         """The status, for a message to people."""
         return f"it answers {self.status}"
 
+    @property
+    def document(self) -> ProblemDocument | None:
+        """Its problem document; None if the body is none."""
+        try:
+            return msgspec.json.decode(self.body, type=ProblemDocument)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
 
 class SidecarUnreachable(Exception):
     """There was no response. `late`: the timeout passed, which leaves no time for a retry."""
@@ -348,19 +356,7 @@ def read_line(body: bytes, kind: type[_T], status: int = 200) -> _T:
 
 def limit_in(answer: SidecarResponse) -> float | None:
     """Return the limit that a refusal names, if it does."""
-    return getattr(_document(answer), "most", None)
-
-
-def why_in(answer: SidecarResponse) -> str:
-    """Return why there was no lease, as a value of `NotYet.why`."""
-    return getattr(_document(answer), "why", None) or "turn"
-
-
-def _document(answer: SidecarResponse) -> ProblemDocument | None:
-    try:
-        return msgspec.json.decode(answer.body, type=ProblemDocument)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return getattr(answer.document, "most", None)
 
 
 def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
@@ -368,7 +364,7 @@ def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
 
     `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
     """
-    document = _document(answer)
+    document = answer.document
     if document is None:
         return errors.SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
     kind = document.type.rpartition(":")[2]

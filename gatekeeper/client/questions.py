@@ -123,9 +123,6 @@ class Questions:
         self.batches: int = 0
         self.urls: int = 0
 
-    def __len__(self) -> int:
-        return len(self._asked)
-
     def ask(self, key: Key, origin: str) -> asyncio.Future[Decision]:
         """Return a future of the decision; cancel it to drop the question.
 

@@ -31,7 +31,6 @@ from gatekeeper.client.connection import (
     limit_in,
     problem,
     read,
-    why_in,
 )
 from gatekeeper.client.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, utc
@@ -530,7 +529,7 @@ class RemoteLeases:
         if isinstance(error, SidecarError) and answer.status in (429, 503):
             wait = answer.retry_after
             moment = None if wait is None else utc(self._clock.wall() + wait)
-            why = why_in(answer)
+            why = getattr(answer.document, "why", None) or "turn"
             return LeaseTimeout(query.target.url, error.detail, retry_at=moment, why=why)
         return error
 

@@ -491,7 +491,7 @@ class Service:
             **self.leases.samples(),
             **self.clients.samples(),
             **self.log.samples(),
-            **self.learner.samples(),
+            "gatekeeper_learning_put_off": self.learner.put_off,
             "gatekeeper_ready": float(self.ready),
             "gatekeeper_config_restart_required": dict.fromkeys(self.restart_required, 1.0),
             "gatekeeper_storage_failing": float(failing),
