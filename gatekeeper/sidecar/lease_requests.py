@@ -16,8 +16,7 @@ import asyncio
 import itertools
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -157,21 +156,6 @@ class LeaseWaiters:
         Raises what `gate.acquire` raises, or Problem 503 if too many requests wait or the service
         drains.
         """
-        async with self._registered(client, wanted) as waiter:
-            end = waiter.since + wanted.wait
-            await self._wait_for_file(gate, wanted)
-            lease = await self._wait_in_queue(gate, wanted, waiter, end)
-        # The lease may have come at the same moment as the end of the wait.
-        if self.closed:
-            lease.give_back()
-            raise draining()
-        return lease
-
-    @asynccontextmanager
-    async def _registered(
-        self, client: str, wanted: LeaseRequestBody
-    ) -> AsyncIterator[LeaseWaiter]:
-        """Count a request as waiting inside the context. Raises the Problem that ended the wait."""
         if self.closed:
             raise draining()
         if self._size >= self._max_waiting:
@@ -185,13 +169,19 @@ class LeaseWaiters:
         try:
             async with asyncio.timeout(None) as wait_timeout:
                 waiter.wait_timeout = wait_timeout
-                yield waiter
+                await self._wait_for_file(gate, wanted)
+                lease = await self._wait_in_queue(gate, waiter)
         except TimeoutError:
             if waiter.problem is None or not wait_timeout.expired():
                 raise
             raise waiter.problem from None
         finally:
             self._unregister(waiter)
+        # The lease may have come at the same moment as the end of the wait.
+        if self.closed:
+            lease.give_back()
+            raise draining()
+        return lease
 
     def _unregister(self, waiter: LeaseWaiter) -> None:
         waiters = self._by_client.get(waiter.client)
@@ -228,35 +218,31 @@ class LeaseWaiters:
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
             raise parts.scheduler.timeout_error(wanted.url, target.host, text) from None
 
-    async def _wait_in_queue(
-        self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
-    ) -> Lease:
+    async def _wait_in_queue(self, gate: Gatekeeper, waiter: LeaseWaiter) -> Lease:
         """Enter the host's queue when it holds no other request of the client; wait for the lease.
 
-        `end` is monotonic. All clients are equal: `priority` orders the requests of one client.
+        All clients are equal: `priority` orders the requests of one client.
         """
-        if self._clock.monotonic() < end:
-            lease = await self._wait_as_first(gate, wanted, waiter, end)
+        if self._seconds_left(waiter) > 0:
+            lease = await self._wait_as_first(gate, waiter)
             if lease is not None:
                 return lease
         # A request that does not wait delays no other, so it need not be the only one.
-        return await self._acquire(gate, wanted, end)
+        return await self._acquire(gate, waiter)
 
-    async def _wait_as_first(
-        self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
-    ) -> Lease | None:
-        """Wait for the lease as the client's only request in the host's queue, before `end`.
+    async def _wait_as_first(self, gate: Gatekeeper, waiter: LeaseWaiter) -> Lease | None:
+        """Wait for the lease as the client's only request in the host's queue.
 
-        Return None if other requests of the client were there for so long.
+        Return None if other requests of the client were there until its time was over.
         """
         key = (waiter.client, waiter.host)
-        waiter.rank = -wanted.priority, next(self._arrivals)
+        waiter.rank = -waiter.wanted.priority, next(self._arrivals)
         queue = self._queues.setdefault(key, _ClientQueue())
         queue.add(waiter)
         try:
             while True:
                 try:
-                    async with deadline(self._clock, end - self._clock.monotonic()):
+                    async with deadline(self._clock, self._seconds_left(waiter)):
                         await waiter.may_enter.wait()
                 except TimeoutError:
                     return None
@@ -264,7 +250,7 @@ class LeaseWaiters:
                     async with asyncio.timeout(None) as queue_timeout:
                         waiter.queue_timeout = queue_timeout
                         queue.advance()  # one with a higher priority may have come since
-                        return await self._acquire(gate, wanted, end)
+                        return await self._acquire(gate, waiter)
                 except TimeoutError:
                     if not queue_timeout.expired():
                         raise
@@ -274,13 +260,12 @@ class LeaseWaiters:
             if not queue.waiters:
                 del self._queues[key]
 
-    async def _acquire(self, gate: Gatekeeper, wanted: LeaseRequestBody, end: float) -> Lease:
-        return await gate.acquire(
-            wanted.url,
-            timeout=max(0.0, end - self._clock.monotonic()),
-            user_agent=wanted.user_agent,
-            owned=False,
-        )
+    def _seconds_left(self, waiter: LeaseWaiter) -> float:
+        return max(0.0, waiter.since + waiter.wanted.wait - self._clock.monotonic())
+
+    async def _acquire(self, gate: Gatekeeper, waiter: LeaseWaiter) -> Lease:
+        url, agent, left = waiter.wanted.url, waiter.wanted.user_agent, self._seconds_left(waiter)
+        return await gate.acquire(url, timeout=left, user_agent=agent, owned=False)
 
 
 class OpenStreams:
