@@ -245,7 +245,9 @@ class RemoteGatekeeper:
         found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
-            raise _invalid_url(url, decision)
+            # A sidecar of another version may parse URLs more strictly than this client.
+            note = decision.note or "the sidecar rejects this URL"
+            raise errors.InvalidURL(urls.mask(url), note)
         return decision
 
     async def check_many(
@@ -590,11 +592,6 @@ class RemoteGatekeeper:
             retry_at=None if wait is None else utc(self._clock.wall() + wait),
             id=f"{self._prefix}{next(self._counter):x}",
         )
-
-
-def _invalid_url(url: str, decision: Decision) -> errors.InvalidURL:
-    # A sidecar of another version may parse URLs more strictly than this client.
-    return errors.InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
