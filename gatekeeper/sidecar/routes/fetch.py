@@ -158,7 +158,10 @@ async def _send(service: Service, call: Call, url: str, lease: Lease) -> web.Str
     ) as page:
         service.operators.feed.reported(lease.host, page.status)
         if page.status in REDIRECTS and (location := page.headers.get("Location")):
-            return _redirect_url(url, location)
+            try:
+                return urls.redirected(url, location)
+            except InvalidURL as error:
+                raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
         # The slot is held, and bytes are counted, until the page has been read.
         count = counting_bytes(lease, page) if lease.counts_bytes else None
         lease.ends_with(page.connection, count)
@@ -185,14 +188,6 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     service.waited(service.clock.monotonic() - started)
     service.decided(lease.decision, call)
     return lease
-
-
-def _redirect_url(url: str, location: str) -> str:
-    """Return the URL that a Location names. Raises Problem 502 if it is malformed."""
-    try:
-        return urls.redirected(url, location)
-    except InvalidURL as error:
-        raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
 
 
 async def _pass_on(
