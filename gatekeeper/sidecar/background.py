@@ -86,6 +86,9 @@ class OriginLearner:
         self.put_off: int = 0
         """How often an origin was not fetched because too many were."""
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def learn(self, origin: str) -> asyncio.Task[None] | None:
         """Start fetching the origin's file, unless a task does so already, and return the task.
 

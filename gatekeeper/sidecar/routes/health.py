@@ -46,7 +46,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 async def is_alive(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 as long as the process answers at all, and name its User-Agent."""
-    return json_response(Alive("alive", service.gate.user_agent))
+    return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
 
 
 async def is_ready(service: Service, call: Call) -> web.StreamResponse:
