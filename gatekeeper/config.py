@@ -248,16 +248,6 @@ class ServerConfig(_Section, frozen=True):
     """Streams that one client (token, or address) may have open; None: half of max_streams."""
     fetch_max_body: Size = 104_857_600
     fetch_timeout: PositiveSeconds = 300.0
-    proxy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
-    """The port of a forward proxy for plain http, in addition to the API; None: no proxy."""
-    proxy_connect: Literal["refuse", "host"] = "refuse"
-    """Whether CONNECT, which hides the path, is refused or decided by host and port."""
-    proxy_tunnels: Count = 100
-    """Tunnels that may be open at the same time; further ones get 503."""
-    proxy_idle: PositiveSeconds = 60.0
-    """Seconds without traffic after which a tunnel is closed."""
-    proxy_tunnel_bytes: Size = 104_857_600
-    """Bytes, both directions together, after which a tunnel is closed."""
     forward_auth: bool = False
     forward_auth_wait: Annotated[float, msgspec.Meta(ge=0, le=0.15)] = 0.0
     forward_auth_hosts: tuple[str, ...] = ()
@@ -691,11 +681,19 @@ def _unknown_at_top(fields: _Fields, name: str, value: object) -> str:
     return f"{shown}: {_suggest(fields, fields, name)}"
 
 
+_OF_REMOVED_PROXY = frozenset(
+    {"proxy_port", "proxy_connect", "proxy_tunnels", "proxy_idle", "proxy_tunnel_bytes"}
+)
+"""Settings of `[server]` in version 0.9."""
+
+
 def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
     """Return what may have been meant by a name that is not one of `known`, the valid names here.
 
     `fields` are the top-level fields, whose sections may have a setting of this name.
     """
+    if name in _OF_REMOVED_PROXY:
+        return "the sidecar has no proxy of its own any more; use `gatekeeper proxy`"
     settings = [(one, top) for top, field in fields.items() for one in _settings_in(field)]
     if sections := [f"[{top}]" for one, top in settings if one == name]:
         return f"belongs in {' or '.join(sections)}"

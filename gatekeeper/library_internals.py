@@ -26,7 +26,6 @@ wrap_requests        reads a request's own `timeout` and       ConfigError: use 
 fail_broken_body     400 immediately for a malformed body      408 when the body's timeout ends
 is_answering,        a stop ends a connection after the last   answers under way have a second
 has_queued_request   of the requests that it has brought
-tunnel_reader        reads what a client sends in a tunnel     ConfigError: no tunnels
 is_scrapy_closing    a stopped crawl waits for no lease        it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its host is due    up to 5 s later, by its heartbeat
 bounded_parser       bounds the memory of a store's reply      no bound
@@ -374,35 +373,6 @@ def wake_scrapy(engine: object) -> None:
     nextcall = getattr(getattr(engine, "_slot", None), "nextcall", None)
     if nextcall is not None:
         nextcall.schedule()
-
-
-def tunnel_reader(request: web.BaseRequest) -> asyncio.StreamReader:
-    """Return a reader of everything that the client sends after the head of a CONNECT request.
-
-    aiohttp passes it to a parser set by the handler, as its WebSockets do. Raises ConfigError if
-    this aiohttp has no such method.
-    """
-    set_parser: Any = getattr(request.protocol, "set_parser", None)
-    if set_parser is None or request.transport is None:
-        raise ConfigError(f"aiohttp {aiohttp.__version__} has no tunnels: leave proxy_connect out")
-    reader = asyncio.StreamReader()
-    reader.set_transport(request.transport)
-    set_parser(_TunnelParser(reader))
-    return reader
-
-
-class _TunnelParser:
-    """Acts as a parser of aiohttp's and feeds everything to a stream reader."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self._reader.feed_data(data)
-        return False, b""
-
-    def feed_eof(self) -> None:
-        self._reader.feed_eof()
 
 
 # --- redis-py -------------------------------------------------------------------------------

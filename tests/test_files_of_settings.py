@@ -102,7 +102,6 @@ ELSEWHERE = {
     "config.py": 1,  # read_file itself
     "signing.py": 1,  # a key that is written
     "sidecar/held_leases.py": 2,  # the journal of leases: our own, beside the state
-    "sidecar/listening.py": 1,  # the folder of a socket, kept open
     "sidecar/pages/shell.py": 1,  # static files of the package
     "terminal.py": 2,  # the null device
 }

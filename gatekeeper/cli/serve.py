@@ -18,11 +18,6 @@ def add_arguments(parser: CommandParser) -> None:
     parser.option("--host H", "address to listen on (127.0.0.1)")
     parser.option("--port P", "port (8750); 0 takes a free one", type=integer)
     parser.option("--socket PATH", "listen on a unix socket (mode 0600) instead")
-    parser.option(
-        "--proxy PORT",
-        f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
-        type=integer,
-    )
     parser.option("--workers N", "more processes that answer /v1/check (0)", type=integer)
     parser.option("--token-file FILE", "bearer tokens, one per line")
     parser.option("--storage PATH|memory", "where state is stored; memory: nowhere")
@@ -38,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
             server__host=args.host,
             server__port=args.port,
             server__socket=args.socket,
-            server__proxy_port=args.proxy,
             server__token_file=args.token_file,
             server__workers=args.workers,
             storage__path=args.storage,
@@ -70,15 +64,12 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _announce_json(where: str, curl: str, proxy: str | None) -> None:
+def _announce_json(where: str, curl: str) -> None:
     """Print the listening address as one line of JSON."""
-    message = {"listening": where, "try": curl} | ({} if proxy is None else {"proxy": proxy})
-    print(json_text(message), flush=True)
+    print(json_text({"listening": where, "try": curl}), flush=True)
 
 
-def _announce(where: str, curl: str, proxy: str | None) -> None:
+def _announce(where: str, curl: str) -> None:
     """Print the listening address; programs read it from the first line."""
     print(f"{NAME}: listening on {where}")
     print(f"try: {curl}", flush=True)
-    if proxy is not None:
-        print(f"proxy for plain http: {proxy}", flush=True)

@@ -34,7 +34,6 @@ DEFAULT_IDENTITY = f"gatekeeper/{__version__.rpartition('.')[0]}"
 _FLAG_NAMES = {
     "audit.folder": "--audit",
     "fleet.url": "--fleet",
-    "server.proxy_port": "--proxy",
     "storage.path": "--storage",
 }
 """Flags whose name differs from the name of their setting."""

@@ -154,7 +154,6 @@ class RemoteGatekeeper:
         self.config: Config = as_config(config)
         self._fail = fail
         self._clock = clock = clock or SystemClock()
-        rng = rng or random.Random()
         self._connection = SidecarConnection(
             where,
             token=token,
@@ -163,7 +162,7 @@ class RemoteGatekeeper:
             connect_timeout=connect_timeout,
             timeout=timeout,
             clock=clock,
-            rng=rng,
+            rng=rng or random.Random(),
         )
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
@@ -179,9 +178,7 @@ class RemoteGatekeeper:
             own_wait=self.config.pacing.own_wait,
             poll=poll,
             most_polls=most_polls,
-            patience=patience,
             clock=self._clock,
-            rng=rng,
         )
         self._middleware = gate_middleware(self)
         self._prefix, self._counter = f"client-{secrets.token_hex(4)}-", itertools.count(1)
@@ -248,7 +245,9 @@ class RemoteGatekeeper:
         found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
-            raise _invalid_url(url, decision)
+            # A sidecar of another version may parse URLs more strictly than this client.
+            note = decision.note or "the sidecar rejects this URL"
+            raise errors.InvalidURL(urls.mask(url), note)
         return decision
 
     async def check_many(
@@ -593,11 +592,6 @@ class RemoteGatekeeper:
             retry_at=None if wait is None else utc(self._clock.wall() + wait),
             id=f"{self._prefix}{next(self._counter):x}",
         )
-
-
-def _invalid_url(url: str, decision: Decision) -> errors.InvalidURL:
-    # A sidecar of another version may parse URLs more strictly than this client.
-    return errors.InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:

@@ -64,6 +64,14 @@ class SidecarResponse:
         """The status, for a message to people."""
         return f"it answers {self.status}"
 
+    @property
+    def document(self) -> ProblemDocument | None:
+        """Its problem document; None if the body is none."""
+        try:
+            return msgspec.json.decode(self.body, type=ProblemDocument)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
 
 class SidecarUnreachable(Exception):
     """There was no response. `late`: the timeout passed, which leaves no time for a retry."""
@@ -71,12 +79,6 @@ class SidecarUnreachable(Exception):
     def __init__(self, detail: str, *, late: bool = False) -> None:
         super().__init__(detail)
         self.late = late
-
-
-def backoff(attempt: int, rng: random.Random) -> float:
-    """Return the seconds before the next attempt: doubled each time, half of them random."""
-    pause = min(_MAX_RETRY_SECONDS, _FIRST_RETRY_SECONDS * float(2 ** min(attempt, 16)))
-    return pause * (0.5 + rng.random() / 2)
 
 
 class SidecarConnection:
@@ -105,9 +107,11 @@ class SidecarConnection:
             raise errors.ConfigError(f"connect_timeout={connect_timeout!r}: give seconds above 0")
         base, self._socket = _parse_address(where)
         self.base: str = base
+        self._where = self._socket or base
+        """The address, for people."""
         self._headers = _authorization(token)
         self._context = ssl
-        self._patience = patience
+        self.patience: float = patience
         self._connect_timeout = connect_timeout
         self._timeout = timeout
         self._clock = clock
@@ -123,7 +127,7 @@ class SidecarConnection:
 
     def __repr__(self) -> str:
         # Never the headers: one of them is the token.
-        return f"<SidecarConnection to {self._socket or self.base}>"
+        return f"<SidecarConnection to {self._where}>"
 
     async def open(self) -> None:
         """Create the HTTP session; nothing is sent yet."""
@@ -213,7 +217,7 @@ class SidecarConnection:
 
     def _description(self, error: Exception) -> str:
         """Describe an error for people; aiohttp's own message prints its TLS context."""
-        where = f"no connection to {self._socket or self.base}"
+        where = f"no connection to {self._where}"
         if isinstance(error, aiohttp.ClientSSLError):
             return f"{where}: {_os_reason(error.os_error)}"
         if descriptors.is_shortage(error):
@@ -223,12 +227,16 @@ class SidecarConnection:
         return str(error) or type(error).__name__
 
     def _no_connection(self, why: str) -> str:
-        where = self._socket or self.base
-        return f"no connection to {where}: {why}; is `gatekeeper serve` running there?"
+        return f"no connection to {self._where}: {why}; is `gatekeeper serve` running there?"
 
     def _failure(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
         self.failures += 1
         return SidecarUnreachable(detail, late=late)
+
+    def backoff(self, attempt: int) -> float:
+        """Return the seconds before the next attempt: doubled each time, half of them random."""
+        pause = min(_MAX_RETRY_SECONDS, _FIRST_RETRY_SECONDS * float(2 ** min(attempt, 16)))
+        return pause * (0.5 + self._rng.random() / 2)
 
     def give_up(self, why: object) -> None:
         """Note that a request is given up: `why` is logged, unless the one before was as well."""
@@ -246,7 +254,7 @@ class SidecarConnection:
 
         Raises SidecarUnreachable if there was no response, or only those of a busy sidecar.
         """
-        end = self._clock.monotonic() + (0.0 if self.down else self._patience)
+        end = self._clock.monotonic() + (0.0 if self.down else self.patience)
         try:
             return await self.send_until(end, method, path, body)
         except SidecarUnreachable as error:
@@ -269,7 +277,7 @@ class SidecarConnection:
         """
         attempt, began = 0, self._clock.monotonic()
         while True:
-            pause = backoff(attempt, self._rng)
+            pause = self.backoff(attempt)
             try:
                 answer = await self.request(method, path, body, timeout=timeout)
                 if not answer.busy and answer.status != 429:
@@ -348,19 +356,7 @@ def read_line(body: bytes, kind: type[_T], status: int = 200) -> _T:
 
 def limit_in(answer: SidecarResponse) -> float | None:
     """Return the limit that a refusal names, if it does."""
-    return getattr(_document(answer), "most", None)
-
-
-def why_in(answer: SidecarResponse) -> str:
-    """Return why there was no lease, as a value of `NotYet.why`."""
-    return getattr(_document(answer), "why", None) or "turn"
-
-
-def _document(answer: SidecarResponse) -> ProblemDocument | None:
-    try:
-        return msgspec.json.decode(answer.body, type=ProblemDocument)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return getattr(answer.document, "most", None)
 
 
 def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
@@ -368,7 +364,7 @@ def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
 
     `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
     """
-    document = _document(answer)
+    document = answer.document
     if document is None:
         return errors.SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
     kind = document.type.rpartition(":")[2]

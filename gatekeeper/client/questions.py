@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
@@ -65,16 +65,16 @@ class _BatchQueues(msgspec.Struct, eq=False):
     """The most batches under way at the same time."""
     max_per_key: int
     """The most batches of one key under way at the same time."""
-    under_way: dict[BatchKey, int] = {}
+    under_way: Counter[BatchKey] = msgspec.field(default_factory=Counter)
     """The batches under way, by key."""
     queues: dict[BatchKey, deque[Question]] = {}
 
     def next(self) -> BatchKey | None:
         """Return the key whose next batch may be sent. None if there is none."""
-        if sum(self.under_way.values()) >= self.max_batches:
+        if self.under_way.total() >= self.max_batches:
             return None
         for key in self.queues:
-            if self.under_way.get(key, 0) < self.max_per_key:
+            if self.under_way[key] < self.max_per_key:
                 return key
         return None
 
@@ -85,13 +85,10 @@ class _BatchQueues(msgspec.Struct, eq=False):
         the sidecar answers one batch while the client reads another.
         """
         waiting = sum(map(len, self.queues.values()))
-        free = self.max_batches - sum(self.under_way.values())
+        free = self.max_batches - self.under_way.total()
         if self.max_per_key == 1 or waiting > largest or not free:
             return largest
         return min(largest, max(_MIN_SPLIT, -(-waiting // free)))
-
-    def sent(self, key: BatchKey) -> None:
-        self.under_way[key] = self.under_way.get(key, 0) + 1
 
     def answered(self, key: BatchKey) -> None:
         self.under_way[key] -= 1
@@ -126,9 +123,6 @@ class Questions:
         self.batches: int = 0
         self.urls: int = 0
 
-    def __len__(self) -> int:
-        return len(self._asked)
-
     def ask(self, key: Key, origin: str) -> asyncio.Future[Decision]:
         """Return a future of the decision; cancel it to drop the question.
 
@@ -149,10 +143,7 @@ class Questions:
             queues, name = self._cached.queues, ("", key[1])
         else:
             queues, name = self._cold.queues, (origin, key[1])
-        queue = queues.get(name)
-        if queue is None:
-            queue = queues[name] = deque()
-        queue.append(question)
+        queues.setdefault(name, deque()).append(question)
         return future
 
     def _end_of_iteration(self) -> None:
@@ -169,7 +160,7 @@ class Questions:
             else:  # moved to the end, so that a million questions of one agent delay no other
                 queues.queues[key] = queues.queues.pop(key)
             if batch:
-                queues.sent(key)
+                queues.under_way[key] += 1
                 self.batches += 1
                 self.urls += len(batch)
                 self._tasks.start(self._send_batch(queues, key, batch))

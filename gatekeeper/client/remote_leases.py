@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -29,11 +28,9 @@ from gatekeeper.client.connection import (
     SidecarConnection,
     SidecarResponse,
     SidecarUnreachable,
-    backoff,
     limit_in,
     problem,
     read,
-    why_in,
 )
 from gatekeeper.client.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, utc
@@ -367,10 +364,8 @@ class RemoteLeases:
         *,
         poll: float,
         most_polls: int,
-        patience: float,
         own_wait: float,
         clock: Clock,
-        rng: random.Random,
     ) -> None:
         self._connection = connection
         self._tasks = tasks
@@ -378,9 +373,7 @@ class RemoteLeases:
         self._poll = poll
         self._most_polls = most_polls
         self._slots = asyncio.Semaphore(most_polls)
-        self._patience = patience
         self._clock = clock
-        self._rng = rng
         self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
         self.held: HeldRemoteLeases = HeldRemoteLeases(outbox, self.waits.holdings, clock)
         self.granted: int = 0
@@ -393,21 +386,27 @@ class RemoteLeases:
         target = urls.parse(url)
         end = math.inf if timeout is None else self._clock.monotonic() + max(0.0, timeout)
         query = _LeaseQuery(url, target, priority, user_agent, end)
+        choices = (Choice(target.url, target.host),)
+        task = asyncio.current_task() if owned else None
         endless: WaitsForItself | None = None
         waiting: TaskWait[RemoteLease] | None = None
         try:
-            waiting = self._begin_wait(target) if owned else None
+            if task is not None:
+                waiting = self.waits.begin(task, lambda: choices, inherited(task))
         except WaitsForItself as error:
+            # The sidecar learns of a lease's head only when the lease ends, so a lease that is not
+            # granted immediately would wait for a task that waits itself.
             endless = error
         try:
             await self._slot(query)
             try:
-                if endless is None:
-                    granted = await self._poll_until_granted(query)
-                else:
-                    granted = await self._poll_beside_own(query, endless)
+                granted = await self._poll_until_granted(query, once=endless is not None)
             finally:
                 self._slots.release()
+        except LeaseTimeout:
+            if endless is not None:
+                raise endless from None
+            raise
         except asyncio.CancelledError:
             if waiting is not None:
                 waiting.cancelled()
@@ -421,17 +420,6 @@ class RemoteLeases:
         if owned:
             hold_in_context(lease)
         return lease
-
-    def _begin_wait(self, target: Target) -> TaskWait[RemoteLease] | None:
-        """Note that this task waits for the host. None if that can't block another task.
-
-        Raises WaitsForItself if, as far as this client can see, the wait could never end.
-        """
-        task = asyncio.current_task()
-        if task is None:  # pragma: no cover - a lease is awaited inside a task
-            return None
-        choice = Choice(target.url, target.host)
-        return self.waits.begin(task, lambda: (choice,), inherited(task))
 
     async def acquire_if_due(
         self, url: str, *, priority: int, user_agent: str | None
@@ -472,34 +460,23 @@ class RemoteLeases:
                 f"{query.target.url}: {self._most_polls} others of this client are waiting",
             ) from None
 
-    async def _poll_beside_own(self, query: _LeaseQuery, endless: WaitsForItself) -> LeaseBody:
-        """Get a lease for a host of which this task holds one.
-
-        The sidecar learns of a lease's head only when the lease ends, so a lease that is not
-        granted immediately would wait for a task that waits itself.
-        """
-        try:
-            return await self._poll_until_granted(query, once=True)
-        except LeaseTimeout:
-            raise endless from None
-
     async def _poll_until_granted(self, query: _LeaseQuery, *, once: bool = False) -> LeaseBody:
         """Poll until the lease is granted or refused, or the caller's timeout passes.
 
         `once`: in one round trip. Raises LeaseTimeout if the lease is not granted immediately.
         """
-        patience = 0.0 if self._connection.down else self._patience
+        connection = self._connection
         began = self._clock.monotonic()
-        give_up = -math.inf if once else began + patience
+        give_up = -math.inf if once else began + (0.0 if connection.down else connection.patience)
         attempt = 0
         while True:
             now = self._clock.monotonic()
             wait = 0.0 if once else max(0.0, min(self._poll, query.end - now))
-            pause = backoff(attempt, self._rng)
+            pause = connection.backoff(attempt)
             try:
                 answer = await self._send_poll(query, wait)
             except SidecarUnreachable as error:
-                last = self._connection.last_retry(began, give_up)
+                last = connection.last_retry(began, give_up)
                 self._defer_if_late(query, str(error), pause, last)
             else:
                 if answer.status == 201:
@@ -516,9 +493,9 @@ class RemoteLeases:
                     if once or not isinstance(refusal, LeaseTimeout) or soonest >= query.end:
                         raise refusal
                     pause = self._until_next_poll(now, wait, pause)
-                    give_up = self._clock.monotonic() + self._patience
+                    give_up = self._clock.monotonic() + connection.patience
             attempt += 1
-            self._connection.repeated += 1
+            connection.repeated += 1
             left = query.end - self._clock.monotonic()
             await self._clock.sleep(max(0.0, min(pause, left)))
 
@@ -543,22 +520,18 @@ class RemoteLeases:
     def _defer_if_late(self, query: _LeaseQuery, why: str, pause: float, give_up: float) -> None:
         """Raise Deferred if no time is left for another attempt."""
         if self._clock.monotonic() + pause > min(give_up, query.end):
-            raise self._deferred(query, why)
-
-    def _deferred(self, query: _LeaseQuery, why: str) -> Deferred:
-        self._connection.give_up(why)
-        return Deferred(self._unanswered(query.url, query.target.origin, query.user_agent, why))
+            self._connection.give_up(why)
+            origin, agent = query.target.origin, query.user_agent
+            raise Deferred(self._unanswered(query.url, origin, agent, why))
 
     def _refusal(self, query: _LeaseQuery, answer: SidecarResponse) -> GatekeeperError:
         error = problem(answer, query.url)
         if isinstance(error, SidecarError) and answer.status in (429, 503):
-            moment = self._utc_in(answer.retry_after)
-            why = why_in(answer)
+            wait = answer.retry_after
+            moment = None if wait is None else utc(self._clock.wall() + wait)
+            why = getattr(answer.document, "why", None) or "turn"
             return LeaseTimeout(query.target.url, error.detail, retry_at=moment, why=why)
         return error
-
-    def _utc_in(self, seconds: float | None) -> datetime | None:
-        return None if seconds is None else utc(self._clock.wall() + seconds)
 
     async def _send_poll(self, query: _LeaseQuery, wait: float) -> SidecarResponse:
         """Send one long poll, in a task of its own.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.errors import ConfigError, GateClosed
-from gatekeeper.sidecar.metrics import Samples
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -89,10 +88,6 @@ class OriginLearner:
 
     def __len__(self) -> int:
         return len(self._tasks)
-
-    def samples(self) -> Samples:
-        """Return the samples for /metrics."""
-        return {"gatekeeper_learning_put_off": self.put_off}
 
     def learn(self, origin: str) -> asyncio.Task[None] | None:
         """Start fetching the origin's file, unless a task does so already, and return the task.

@@ -8,7 +8,6 @@ body as it arrives, and notices when the client hangs up.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import socket
@@ -41,19 +40,11 @@ class Configure(_TaggedMessage, frozen=True):
     """The addresses and ports that the service listens on."""
 
 
-class OperatorRules(_TaggedMessage, frozen=True):
-    """To a worker: all of the operator's rules about hosts, replacing the earlier ones."""
-
-    rules: list[HostRule]
-
-
 class HandOver(_TaggedMessage, frozen=True):
     """In either direction: the connection whose descriptor comes with this message."""
 
     unanswered: bytes = b""
     """Octets that were read from the connection and not answered."""
-    passes: int = 0
-    """How often the connection was passed on recently."""
 
 
 class SharedRecord(_TaggedMessage, frozen=True):
@@ -125,7 +116,6 @@ class WorkerCounts(_TaggedMessage, frozen=True):
 
 Message = (
     Configure
-    | OperatorRules
     | HandOver
     | SharedRecord
     | DropRecords
@@ -208,9 +198,8 @@ class Channel:
 
     def _write(self, data: memoryview, fd: int) -> int:
         """Return how many octets were sent; the descriptor goes with the first one."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
-            return self._sock.sendmsg([data], rights if fd >= 0 else [])
+            return self._sock.send(data) if fd < 0 else socket.send_fds(self._sock, [data], [fd])
         except OSError:  # its buffer is full, or the other end is gone, as `_readable` reports
             return 0
 
@@ -239,18 +228,14 @@ class Channel:
     def _readable(self) -> bool:
         """Read once, and handle the messages. Return whether there was anything to read."""
         try:
-            data, ancillary, flags, _ = self._sock.recvmsg(
-                _READ_SIZE, socket.CMSG_SPACE(4 * _MAX_FDS), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-            )
+            data, fds, flags, _ = socket.recv_fds(self._sock, _READ_SIZE, _MAX_FDS)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            data, ancillary, flags = b"", [], 0
-        for level, kind, rights in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
-                self._fds.extend(fds)
+            data, fds, flags = b"", [], 0
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
             self._fds.append(-1)  # this process had no free descriptor to receive it
         if not data:

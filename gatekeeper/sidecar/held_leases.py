@@ -117,9 +117,7 @@ class LeaseTable:
         """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due = DueHeap[ClientLease](self._is_due, self._held.__len__)
         self._timer = SingleTimer(clock, self._sweep)
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._journal_failed = not self._journal.opened
+        self._journal_failed = not self._journal.writable
         """Whether the latest attempt to write to the journal failed."""
         self._restoring: asyncio.Task[None] | None = None
         self._on_report = on_report
@@ -158,7 +156,7 @@ class LeaseTable:
         try:
             self._admit(client)
             lease = await self.waiters.acquire(gate, wanted, client)
-            if self._by_client[client] >= self._client_leases:  # it got others meanwhile
+            if self._has_most(client):  # it got others meanwhile
                 lease.give_back()
                 raise self._client_limit_reached()
             # No await between the grant and the table, so every granted lease has an owner.
@@ -179,11 +177,7 @@ class LeaseTable:
         self, gate: Gatekeeper, url: str, ttl: float, client: str, lease_id: str | None = None
     ) -> ClientLease | None:
         """Grant a lease without waiting. Return None if that may take waiting: use `acquire`."""
-        if self.waiters.closed or self._journal_failed:
-            return None
-        if len(self._held) + len(self.waiters) >= self._max_leases:
-            return None
-        if self._by_client[client] >= self._client_leases:
+        if self.waiters.closed or self._journal_failed or self._is_full or self._has_most(client):
             return None
         lease = gate.parts.leases.acquire_nowait(url, None)
         return None if lease is None else self._grant(lease, ttl, client, None, lease_id)
@@ -217,7 +211,6 @@ class LeaseTable:
         if seconds > 0:
             self._add(earlier.id, lease, seconds, earlier.client or EARLIER, earlier.agent)
         else:  # it has expired: its slot is free, but its report still counts
-            self._journal.expired(earlier.id)
             self._ended[earlier.id] = lease
 
     def renew(self, lease_id: str, ttl: float | None) -> ClientLease:
@@ -262,10 +255,7 @@ class LeaseTable:
             )
             if reported.status is not None and not repeated:
                 self._on_report(lease.host, reported.status)
-        self._record(self._journal.ended, lease_id)
-        self._left_over.pop(lease_id, None)
-        if held is not None:
-            self._end(held, "reported")
+        self._record_end(lease_id, held, "reported")
         return earlier
 
     def give_back(self, lease_id: str) -> None:
@@ -275,15 +265,11 @@ class LeaseTable:
         that chose the id may give it back on another connection before its request for the lease
         is read. Then no lease is granted under that id.
         """
-        held = self._held.get(lease_id)
-        if held is None and lease_id not in self._left_over and lease_id not in self._ended:
+        if not self._knows(lease_id):
             if len(lease_id) <= _MAX_ID:
                 self._given_back_early[lease_id] = None
             raise _unknown(lease_id)
-        self._record(self._journal.ended, lease_id)
-        self._left_over.pop(lease_id, None)
-        if held is not None:
-            self._end(held, "given_back")
+        self._record_end(lease_id, self._held.get(lease_id), "given_back")
 
     def drop(self, lease_id: str) -> None:
         """End a lease for the operator, who takes its client for gone. Raises Problem 404 or 503.
@@ -293,16 +279,11 @@ class LeaseTable:
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
-        self._record(self._journal.ended, lease_id)
-        self._end(held, "dropped")
+        self._record_end(lease_id, held, "dropped")
 
     def drain(self) -> None:
         """Grant no more leases; waiting clients get a 503 immediately (T16)."""
         self.waiters.close()
-
-    async def drained(self) -> None:
-        """Return when no client holds a lease."""
-        await self._idle.wait()
 
     def close(self) -> None:
         """End the leases still held, as used. They stay in the journal for the next process."""
@@ -332,14 +313,22 @@ class LeaseTable:
             # Wait for no host whose lease could not be stored.
             self.refused["journal"] += 1
             raise _journal_problem("the journal of leases can't be written")
-        too_many = self._by_client[client] >= self._client_leases
-        if len(self._held) + len(self.waiters) >= self._max_leases:
+        too_many = self._has_most(client)
+        if self._is_full:
             self.refused["leases"] += 1
             why = full("leases are held or waited for already", self._max_leases)
             if too_many or not self.waiters.displace_waiter(client, why):
                 raise why
         if too_many:
             raise self._client_limit_reached()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._held) + len(self.waiters) >= self._max_leases
+
+    def _has_most(self, client: str) -> bool:
+        """Return whether the client holds as many leases as it may."""
+        return self._by_client[client] >= self._client_leases
 
     def _client_limit_reached(self) -> Problem:
         self.refused["client"] += 1
@@ -358,8 +347,7 @@ class LeaseTable:
         if lease_id in self._given_back_early:
             lease.give_back()
             raise Problem(410, "given-back", "the lease with that id was given back already")
-        taken = lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
-        if lease_id is None or taken:
+        if lease_id is None or self._knows(lease_id):
             lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
         try:
             self._record_grant(lease_id, lease, ttl, agent, client)
@@ -367,6 +355,9 @@ class LeaseTable:
             lease.give_back()
             raise
         return self._add(lease_id, lease, ttl, client, agent)
+
+    def _knows(self, lease_id: str) -> bool:
+        return lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
 
     def _record_grant(
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
@@ -376,6 +367,13 @@ class LeaseTable:
             expires_at, boot = self._clock.wall() + ttl, boot_of(self._clock)
             written = OpenLease(lease_id, expires_at, lease.url, agent, client, ttl, *boot)
             self._record(self._journal.granted, written)
+
+    def _record_end(self, lease_id: str, held: ClientLease | None, how: str) -> None:
+        """Write an end to the journal, and end the lease if it is held. Raises Problem 503."""
+        self._record(self._journal.ended, lease_id)
+        self._left_over.pop(lease_id, None)
+        if held is not None:
+            self._end(held, how)
 
     def _record(self, write: Callable[[_T], object], what: _T) -> None:
         """Call `write(what)`. Raises Problem 503 if that fails, unless `keep_going` was given."""
@@ -396,8 +394,6 @@ class LeaseTable:
         wall, due = self._clock.wall(), self._clock.monotonic() + ttl
         # Positional arguments, which are faster: one of these is made for each lease.
         held = ClientLease(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
-        if not self._held:
-            self._idle.clear()
         self._held[lease_id] = held
         self._by_client[client] += 1
         self._by_host.setdefault(lease.host, []).append(held)
@@ -409,8 +405,8 @@ class LeaseTable:
         held = self._by_host.get(host, ())
         return min(held, key=lambda one: one.due, default=None)
 
-    def _remove(self, held: ClientLease) -> None:
-        """Remove a lease from the tables."""
+    def _end(self, held: ClientLease, how: str) -> None:
+        """Remove a lease from the tables, count why it ended, and free its host's slot."""
         del self._held[held.id]
         self._by_client[held.client] -= 1
         if not self._by_client[held.client]:
@@ -419,12 +415,6 @@ class LeaseTable:
         of_host.remove(held)
         if not of_host:
             del self._by_host[held.lease.host]
-
-    def _end(self, held: ClientLease, how: str) -> None:
-        """Remove a lease from the tables, count why it ended, and free its host's slot."""
-        self._remove(held)
-        if not self._held:
-            self._idle.set()
         self.ended[how] += 1
         self._ended[held.id] = held.lease
         if how == "given_back":
@@ -446,8 +436,7 @@ class LeaseTable:
     def _sweep(self) -> None:
         """End every lease that has expired."""
         for held in self._due.pop(self._clock.monotonic()):
-            # The journal needs no line for this, so a full disk does not stop the sweep.
-            self._journal.expired(held.id)
+            # Its line in the journal says when it expires, so a full disk does not stop the sweep.
             self._end(held, "expired")
         self._timer.set(self._due.next())
 
@@ -476,8 +465,6 @@ _UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
 
 _DEFAULT_TTL = 60.0
 """Seconds that a lease lasts if its line has no TTL: the default of a request for a lease."""
-_MAX_EXPIRED = 10_000
-"""Expired leases in the journal, whose report is still accepted; beyond, the oldest are dropped."""
 
 
 class OpenLease(msgspec.Struct, frozen=True, gc=False):
@@ -520,19 +507,17 @@ class LeaseJournal:
         self._path = path
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
-        self._expired: FIFOCache[str, OpenLease] = FIFOCache(_MAX_EXPIRED)
-        """Leases that expired without a report, the latest last."""
+        """Leases without an end in the file. It forgets at each `_rewrite` those that expired and
+        whose report can't come any more, so the size of the file bounds their number."""
         self._fd = -1
         self._size = 0
         self._incomplete = False
         """Whether the file ends with part of a line, after which nothing may be appended."""
         self._rewrite_at = MAX_BYTES
         if path is not None:
-            self._open = {
-                lease.id: lease for lease in _read(path).values() if lease.reportable(clock)
-            }
+            self._open = _read(path)
             try:
-                self._rewrite(path)
+                self._rewrite()
             except OSError as error:
                 if not wait or error.errno not in NO_SPACE:
                     raise
@@ -552,31 +537,16 @@ class LeaseJournal:
         Raises OSError if nothing was stored: then the lease is still open here, and the call can
         be repeated.
         """
-        if self._path is None or (lease_id not in self._open and lease_id not in self._expired):
+        if lease_id not in self._open:
             return
         self._append(f"- {lease_id}\n")
-        self._open.pop(lease_id, None)
-        self._expired.pop(lease_id, None)
+        del self._open[lease_id]
         self._compact()
-
-    def expired(self, lease_id: str) -> None:
-        """Note that a lease expired. Its line in the journal says when, so none is written.
-
-        A report may still end it.
-        """
-        lease = self._open.pop(lease_id, None)
-        if lease is not None:
-            self._expired[lease_id] = lease
 
     @property
     def persistent(self) -> bool:
         """Whether there is a file."""
         return self._path is not None
-
-    @property
-    def opened(self) -> bool:
-        """Whether the file is open, or there is none."""
-        return self._path is None or self._fd != -1
 
     @property
     def writable(self) -> bool:
@@ -589,7 +559,7 @@ class LeaseJournal:
             if self._fd != -1:
                 return False
             try:
-                self._rewrite(self._path)  # the descriptor is lost, but the disk may be fine
+                self._rewrite()  # the descriptor is lost, but the disk may be fine
             except OSError:
                 return False
         return True
@@ -597,6 +567,7 @@ class LeaseJournal:
     def close(self) -> None:
         """Close the file, leaving open leases in it. Later calls write nothing. Idempotent."""
         self._path = None
+        self._open.clear()
         self._close_file()
 
     def _close_file(self) -> None:
@@ -606,14 +577,11 @@ class LeaseJournal:
 
     def _append(self, line: str) -> None:
         data = line.encode()
-        # One write, so that a line is whole or, after a power cut, incomplete and ignored.
-        if self._incomplete:
-            if self._path is not None:
-                self._rewrite(self._path)
-            self._incomplete = False
         try:
-            if self._path is not None and os.fstat(self._fd).st_nlink == 0:
-                self._rewrite(self._path)  # it was removed: nobody would ever read the line
+            # If the file was removed, nobody would ever read the line.
+            if self._incomplete or os.fstat(self._fd).st_nlink == 0:
+                self._rewrite()
+            # One write, so that a line is whole or, after a power cut, incomplete and ignored.
             written = os.write(self._fd, data)
         except OSError as error:
             if error.errno == errno.EBADF:
@@ -622,34 +590,31 @@ class LeaseJournal:
         if written < len(data):
             # A full disk stores part of a line: with a later line appended, it would name
             # another URL.
-            try:
-                os.ftruncate(self._fd, self._size)
-            except OSError:
-                self._incomplete = written > 0
+            self._incomplete = True
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(data)
 
     def _compact(self) -> None:
-        if self._size > self._rewrite_at and self._path is not None:
+        if self._size > self._rewrite_at:
             try:
-                self._rewrite(self._path)
+                self._rewrite()
             except OSError:
                 # The old file holds the same leases, at greater length.
                 self._rewrite_at = self._size + MAX_BYTES
 
-    def _rewrite(self, path: Path) -> None:
+    def _rewrite(self) -> None:
         """Write a new file with the open leases and put it in place atomically."""
-        fresh = path.with_name(path.name + ".new")
-        late = [one.id for one in self._expired.values() if not one.reportable(self._clock)]
-        for lease_id in late:
-            del self._expired[lease_id]
-        data = "".join(map(_line, (*self._expired.values(), *self._open.values()))).encode()
+        if self._path is None:
+            return
+        fresh = self._path.with_name(self._path.name + ".new")
+        self._open = {one.id: one for one in self._open.values() if one.reportable(self._clock)}
+        data = "".join(map(_line, self._open.values())).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK
         fd = os.open(fresh, flags, 0o600)
         try:
             if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            fresh.replace(path)
+            fresh.replace(self._path)
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):

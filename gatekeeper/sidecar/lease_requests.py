@@ -13,9 +13,11 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import itertools
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,11 +47,12 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     wait_timeout: asyncio.Timeout | None = None
     """Timeout of the whole wait; `end` lets it expire, with `problem`."""
     problem: Problem | None = None
-    may_enter: asyncio.Future[None] | None = None
-    """Completed when the request may enter the host's queue."""
+    rank: tuple[int, int] = (0, 0)
+    """Its place among the client's requests for the host: by priority, then by arrival."""
+    may_enter: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    """Set when the request may enter the host's queue."""
     queue_timeout: asyncio.Timeout | None = None
-    """Timeout of its stay in the host's queue; `step_back` lets it expire. None outside."""
-    stepping_back: bool = False
+    """Timeout of its stay in the host's queue; `step_back` lets it expire. None before."""
 
     def end(self, problem: Problem) -> None:
         """End the wait with this response."""
@@ -59,40 +62,43 @@ class LeaseWaiter(msgspec.Struct, eq=False):
 
     def step_back(self) -> None:
         """Leave the host's queue for a request of the same client with a higher priority."""
-        if self.queue_timeout is not None and not self.stepping_back:
-            self.stepping_back = True
+        if self.queue_timeout is not None and not self.queue_timeout.expired():
             self.queue_timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class _ClientQueue(msgspec.Struct, eq=False):
-    """The requests of one client for one host."""
+    """The requests of one client for one host, of which one at most is in the host's queue."""
 
-    first: LeaseWaiter
-    """The request in the host's queue."""
-    waiting: dict[int, OrderedDict[LeaseWaiter, None]] = {}
-    """The other requests, by priority."""
+    waiters: list[LeaseWaiter] = []
+    """All of them, by rank."""
+    inside: LeaseWaiter | None = None
+    """The one in the host's queue."""
 
-    def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
-        waiters = self.waiting.setdefault(waiter.wanted.priority, OrderedDict())
-        waiters[waiter] = None
-        if ahead:
-            waiters.move_to_end(waiter, last=False)
+    def add(self, waiter: LeaseWaiter) -> None:
+        insort(self.waiters, waiter, key=_rank)
+        self.advance()
 
     def remove(self, waiter: LeaseWaiter) -> None:
-        waiters = self.waiting.get(waiter.wanted.priority)
-        if waiters is not None:
-            waiters.pop(waiter, None)
-            if not waiters:
-                del self.waiting[waiter.wanted.priority]
+        del self.waiters[bisect_left(self.waiters, waiter.rank, key=_rank)]
+        self.leave(waiter)
 
-    def next(self) -> LeaseWaiter | None:
-        """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
-        if not self.waiting:
-            return None
-        waiter = next(iter(self.waiting[max(self.waiting)]))
-        self.remove(waiter)
-        self.first = waiter
-        return waiter
+    def leave(self, waiter: LeaseWaiter) -> None:
+        """Note that the request is not in the host's queue any more."""
+        if self.inside is waiter:
+            self.inside = None
+            waiter.may_enter.clear()
+            self.advance()
+
+    def advance(self) -> None:
+        """Let the first request into the host's queue, once no other one is there."""
+        if self.waiters and self.inside is None:
+            self.inside = self.waiters[0]
+            self.inside.may_enter.set()
+        elif self.inside is not None and self.inside is not self.waiters[0]:
+            self.inside.step_back()
+
+
+_rank = attrgetter("rank")
 
 
 class LeaseWaiters:
@@ -102,6 +108,8 @@ class LeaseWaiters:
         self._clock = clock
         self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
+        """By client and host."""
+        self._arrivals = itertools.count()
         self._size = 0
         self.closed: bool = False
         """Whether the service drains, so that no request may wait."""
@@ -148,21 +156,6 @@ class LeaseWaiters:
         Raises what `gate.acquire` raises, or Problem 503 if too many requests wait or the service
         drains.
         """
-        async with self._registered(client, wanted) as waiter:
-            end = waiter.since + wanted.wait
-            await self._wait_for_file(gate, wanted)
-            lease = await self._wait_in_queue(gate, wanted, waiter, end)
-        # The lease may have come at the same moment as the end of the wait.
-        if self.closed:
-            lease.give_back()
-            raise draining()
-        return lease
-
-    @asynccontextmanager
-    async def _registered(
-        self, client: str, wanted: LeaseRequestBody
-    ) -> AsyncIterator[LeaseWaiter]:
-        """Count a request as waiting inside the context. Raises the Problem that ended the wait."""
         if self.closed:
             raise draining()
         if self._size >= self._max_waiting:
@@ -176,13 +169,19 @@ class LeaseWaiters:
         try:
             async with asyncio.timeout(None) as wait_timeout:
                 waiter.wait_timeout = wait_timeout
-                yield waiter
+                await self._wait_for_file(gate, wanted)
+                lease = await self._wait_in_queue(gate, waiter)
         except TimeoutError:
             if waiter.problem is None or not wait_timeout.expired():
                 raise
             raise waiter.problem from None
         finally:
             self._unregister(waiter)
+        # The lease may have come at the same moment as the end of the wait.
+        if self.closed:
+            lease.give_back()
+            raise draining()
+        return lease
 
     def _unregister(self, waiter: LeaseWaiter) -> None:
         waiters = self._by_client.get(waiter.client)
@@ -219,85 +218,58 @@ class LeaseWaiters:
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
             raise parts.scheduler.timeout_error(wanted.url, target.host, text) from None
 
-    async def _wait_in_queue(
-        self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
-    ) -> Lease:
+    async def _wait_in_queue(self, gate: Gatekeeper, waiter: LeaseWaiter) -> Lease:
         """Enter the host's queue when it holds no other request of the client; wait for the lease.
 
-        `end` is monotonic. All clients are equal: `priority` orders the requests of one client.
+        All clients are equal: `priority` orders the requests of one client.
+        """
+        if self._seconds_left(waiter) > 0:
+            lease = await self._wait_as_first(gate, waiter)
+            if lease is not None:
+                return lease
+        # A request that does not wait delays no other, so it need not be the only one.
+        return await self._acquire(gate, waiter)
+
+    async def _wait_as_first(self, gate: Gatekeeper, waiter: LeaseWaiter) -> Lease | None:
+        """Wait for the lease as the client's only request in the host's queue.
+
+        Return None if other requests of the client were there until its time was over.
         """
         key = (waiter.client, waiter.host)
-        stepped_back = False
-        while True:
-            seconds = end - self._clock.monotonic()
-            # A request that does not wait delays no other, so it need not be the only one.
-            first = (seconds > 0 or stepped_back) and await self._become_first(key, waiter, seconds)
-            stepped_back = False
-            try:
-                async with asyncio.timeout(None) as queue_timeout:
-                    waiter.queue_timeout = queue_timeout if first else None
-                    return await gate.acquire(
-                        wanted.url,
-                        timeout=max(0.0, end - self._clock.monotonic()),
-                        user_agent=wanted.user_agent,
-                        owned=False,
-                    )
-            except TimeoutError:
-                if not queue_timeout.expired():
-                    raise
-                stepped_back = True
-            finally:
-                waiter.queue_timeout = None
-                if stepped_back:
-                    self._queues[key].add(waiter, ahead=True)
-                if first:
-                    self._admit_next(key)
-
-    async def _become_first(
-        self, key: tuple[str, str], waiter: LeaseWaiter, seconds: float
-    ) -> bool:
-        """Wait up to `seconds` to become the client's request in the host's queue.
-
-        Return whether it did.
-        """
-        queue = self._queues.get(key)
-        if queue is None:
-            self._queues[key] = _ClientQueue(waiter)
-            return True
-        in_queue, waiter.stepping_back = waiter.stepping_back, False
-        if queue.first is waiter:  # it stepped back, and the other request was gone
-            return True
-        if not in_queue:
-            queue.add(waiter)
-            if waiter.wanted.priority > queue.first.wanted.priority:
-                queue.first.step_back()
-        waiter.may_enter = asyncio.get_running_loop().create_future()
+        waiter.rank = -waiter.wanted.priority, next(self._arrivals)
+        queue = self._queues.setdefault(key, _ClientQueue())
+        queue.add(waiter)
         try:
-            async with deadline(self._clock, seconds):
-                await waiter.may_enter
-        except TimeoutError:
-            if queue.first is not waiter:  # else it became the first one at this very moment
-                queue.remove(waiter)
-                return False
-        except BaseException:
-            if queue.first is waiter:
-                self._admit_next(key)
-            else:
-                queue.remove(waiter)
-            raise
-        return True
+            while True:
+                try:
+                    async with deadline(self._clock, self._seconds_left(waiter)):
+                        await waiter.may_enter.wait()
+                except TimeoutError:
+                    return None
+                try:
+                    async with asyncio.timeout(None) as queue_timeout:
+                        waiter.queue_timeout = queue_timeout
+                        queue.advance()  # one with a higher priority may have come since
+                        return await self._acquire(gate, waiter)
+                except TimeoutError:
+                    if not queue_timeout.expired():
+                        raise
+                    queue.leave(waiter)
+        finally:
+            queue.remove(waiter)
+            if not queue.waiters:
+                del self._queues[key]
 
-    def _admit_next(self, key: tuple[str, str]) -> None:
-        """Let the client's next request into the host's queue, which its first one has left."""
-        waiter = self._queues[key].next()
-        if waiter is None:
-            del self._queues[key]
-        elif waiter.may_enter is not None and not waiter.may_enter.done():
-            waiter.may_enter.set_result(None)
+    def _seconds_left(self, waiter: LeaseWaiter) -> float:
+        return max(0.0, waiter.since + waiter.wanted.wait - self._clock.monotonic())
+
+    async def _acquire(self, gate: Gatekeeper, waiter: LeaseWaiter) -> Lease:
+        url, agent, left = waiter.wanted.url, waiter.wanted.user_agent, self._seconds_left(waiter)
+        return await gate.acquire(url, timeout=left, user_agent=agent, owned=False)
 
 
 class OpenStreams:
-    """Counts the streams in flight, and lets `drained` wait until there are none.
+    """Counts the streams in flight.
 
     >>> streams = OpenStreams()
     >>> with streams:
@@ -307,24 +279,15 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._count = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def __len__(self) -> int:
         return self._count
 
     def __enter__(self) -> None:
         self._count += 1
-        self._idle.clear()
 
     def __exit__(self, *error: object) -> None:
         self._count -= 1
-        if not self._count:
-            self._idle.set()
-
-    async def drained(self) -> None:
-        """Return when no stream is in flight."""
-        await self._idle.wait()
 
 
 def draining() -> Problem:

@@ -33,23 +33,23 @@ from gatekeeper.library_internals import (
 )
 from gatekeeper.sidecar.inline import Request, RequestReader
 from gatekeeper.sidecar.routing import FORWARD_AUTH, Problem
-from gatekeeper.sidecar.security import UNIX
+from gatekeeper.sidecar.security import UNIX, Certificates
 from gatekeeper.urls import printable
 
 _log = logging.getLogger(__name__)
 
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-_O_PATH = getattr(os, "O_PATH", None)
-"""Flag that opens a file without access to its contents. Linux has it."""
 
 
 class _OwnedUnixSocket(socket.socket):
-    """A unix socket that removes its file only if that is still its own.
+    """A unix socket that removes its file when it closes, if that is still its own.
 
-    Another process may have replaced the file. Device and inode identify it. The number of an
-    inode can be reused once nobody has the file open, so it is kept open.
+    Another process may have replaced the file. Device and inode identify it: a bound socket keeps
+    its inode, so the number is not used for another file before.
     """
+
+    _path: Path | None = None
 
     def bind_to(self, path: Path) -> None:
         """Bind to a path that only its owner can ever connect to (T5). Raises OSError."""
@@ -61,16 +61,14 @@ class _OwnedUnixSocket(socket.socket):
             os.umask(previous)
         self._path = path
         self._own_file = _device_and_inode(path)
-        self._path_fd = -1 if _O_PATH is None else os.open(path, _O_PATH | os.O_NOFOLLOW)
 
-    def remove_file(self) -> None:
-        """Remove the file, unless a successor has replaced it."""
+    def close(self) -> None:
+        """Remove the file, unless a successor has replaced it, and close the socket."""
+        path, self._path = self._path, None
         with contextlib.suppress(OSError):
-            if _device_and_inode(self._path) == self._own_file:
-                self._path.unlink()
-        if self._path_fd != -1:
-            os.close(self._path_fd)
-            self._path_fd = -1
+            if path is not None and _device_and_inode(path) == self._own_file:
+                path.unlink()
+        super().close()
 
 
 def _device_and_inode(path: Path) -> tuple[int, int]:
@@ -86,17 +84,6 @@ def open_sockets(server: ServerConfig) -> list[socket.socket]:
     if server.socket is not None:
         return [_unix(Path(server.socket))]
     return _open_tcp(server.host, server.port, "--port or server.port")
-
-
-def open_proxy_sockets(server: ServerConfig) -> list[socket.socket]:
-    """Return the bound sockets of the forward proxy, on `server.host`; none without its port."""
-    if server.proxy_port is None:
-        return []
-    _log.warning(
-        "server.proxy_port (--proxy) is deprecated, and goes with the other settings of this proxy "
-        "in the next minor version: `gatekeeper proxy` is for any client, over https as well"
-    )
-    return _open_tcp(server.host, server.proxy_port, "--proxy or server.proxy_port")
 
 
 def open_diagnostics_sockets(server: ServerConfig) -> list[socket.socket]:
@@ -194,14 +181,6 @@ def _remove_stale(path: Path) -> None:
     )
 
 
-def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close the sockets of `open_sockets`, and remove the file of a unix socket."""
-    for sock in sockets:
-        if isinstance(sock, _OwnedUnixSocket):
-            sock.remove_file()
-        sock.close()
-
-
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     """Return the sockets of LISTEN_FDS, if they are for this process (sd_listen_fds).
 
@@ -219,7 +198,8 @@ def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
             found.append(socket.socket(fileno=number))
             if found[-1].type == socket.SOCK_STREAM:
                 continue
-        close_sockets(found)
+        for sock in found:
+            sock.close()
         problem = f"descriptor {number} is no stream socket; pass one with ListenStream="
         raise ConfigError(f"LISTEN_FDS: {problem}")
     return found
@@ -450,8 +430,6 @@ FIRST_REQUEST_SECONDS = 20.0
 slow-loris)."""
 _IDLE_SECONDS = 75.0
 """Seconds that a connection may idle, or take for the head of a later request."""
-_FINISH_POLL_SECONDS = 0.02
-"""Seconds between two checks whether all requests are answered, so that the server can end."""
 _MAX_BEGINNING = 100
 """Octets kept of the beginning of a request, to know its path if it can't be parsed."""
 _FORWARD_AUTH_LINE = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
@@ -460,16 +438,16 @@ _data_received = web.RequestHandler.data_received
 Inline = Callable[[Request, str | None, asyncio.Transport], bytes | None]
 """Returns the response to a request, given the client's address and the transport. None if it has
 to be handled the usual way. See `Service.inline`."""
-PassOn = Callable[[int, bytes, int], bool]
-"""Gives a worker a connection: its descriptor, the octets read of its next request, and how often
-it was passed on recently. Returns False if no worker takes it."""
+PassOn = Callable[[int, bytes], bool]
+"""Gives a worker a connection: its descriptor, and the octets read of its next request. Returns
+False if no worker takes it."""
 QUESTION_PATH: Final = "/v1/check"
 """The path of the requests that workers answer."""
 QUESTION_STARTS: Final = (b"GET /v1/check?", b"POST /v1/check ")
 """The beginnings of the requests that workers answer."""
-_MAX_PASSES = 10
-"""Upper limit of `passes`: 2 ** passes questions in a row are answered before the connection is
-passed on again, so one that also sends other requests does not go back and forth."""
+_QUESTIONS_IN_A_ROW: Final = 64
+"""Questions in a row that are answered before a worker is given the connection, so that one that
+also sends other requests does not go back and forth."""
 
 
 class Server(web.Server):
@@ -487,7 +465,7 @@ class Server(web.Server):
         connections: int = 100_000,
         inline: Inline | None = None,
         pass_on: PassOn | None = None,
-        context: ssl.SSLContext | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """`header`: maximum octets of the request line and of each header field.
 
@@ -510,7 +488,7 @@ class Server(web.Server):
         self.inline: Inline | None = inline
         self.max_header: int = header
         self.pass_on: PassOn | None = pass_on
-        self._context = context
+        self._certificates = certificates
         self._taken = OwnedTasks()
         self.accepted: set[_Protocol] = set()
         """The connections that are open, also those whose TLS is not set up yet."""
@@ -524,44 +502,48 @@ class Server(web.Server):
         """Return the protocol of a new connection."""
         return _Protocol(self)
 
-    def serve(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
+    def serve(self, connection: socket.socket, unanswered: bytes = b"") -> None:
         """Serve an accepted connection, or refuse it if too many are open.
 
-        One that was passed on has more arguments; see `PassOn`.
+        `unanswered`: the octets that a worker read of its next request.
         """
         connection.setblocking(False)
         if len(self.accepted) >= self.max_connections:
             self._reject(connection)
             return
-        protocol = _Protocol(self, unanswered, passes)
+        protocol = _Protocol(self, unanswered)
         self.accepted.add(protocol)
         self._taken.start(self._serve(connection, protocol))
 
     async def _serve(self, connection: socket.socket, protocol: _Protocol) -> None:
-        seconds = None if self._context is None else FIRST_REQUEST_SECONDS
+        context = self._tls()
+        seconds = None if context is None else FIRST_REQUEST_SECONDS
         try:
             await self.loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=seconds
+                lambda: protocol, connection, ssl=context, ssl_handshake_timeout=seconds
             )
         except OSError:  # the client is gone, or TLS failed or was not set up in time
             self.accepted.discard(protocol)
             connection.close()
 
+    def _tls(self) -> ssl.SSLContext | None:
+        return None if self._certificates is None else self._certificates.context
+
     def drain(self) -> None:
         """Close each connection after its next answer, which says so (RFC 9112 section 9.6)."""
         self.draining, self.inline = True, None
 
-    async def finish(self, new_seconds: float) -> None:
-        """Return when no request is being answered, and all answers are sent.
+    def is_busy(self, new_seconds: float) -> bool:
+        """Return whether a request is being answered, or an answer is not sent yet.
 
         A connection that was accepted less than `new_seconds` ago may still bring one.
         """
-        while any(one.may_need_answer(new_seconds) for one in self.accepted):  # noqa: ASYNC110
-            await asyncio.sleep(_FINISH_POLL_SECONDS)
+        return any(one.may_need_answer(new_seconds) for one in self.accepted)
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """End all connections, also those whose TLS is not set up yet."""
         await self._taken.close()
+        self.pre_shutdown()
         await super().shutdown(timeout)
 
     def _reject(self, connection: socket.socket) -> None:
@@ -573,28 +555,29 @@ class Server(web.Server):
             )
         self.refused += 1
         with connection, contextlib.suppress(OSError):
-            if self._context is None:
+            if self._tls() is None:
                 connection.send(FULL_RESPONSE)
 
     def _new_request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         protocol.on_request()
-        message = _with_host_of_target(message)
+        message = _with_path_as_target(message)
         return _ServedRequest(message, payload, protocol, writer, task, self.loop)
 
 
-_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)").match
+_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)/?(.*)", re.DOTALL).fullmatch
 
 
-def _with_host_of_target(message: Any) -> Any:
-    """Replace Host by the host of a target in absolute form (RFC 9112 section 3.2.2)."""
+def _with_path_as_target(message: Any) -> Any:
+    """Replace Host by the host of a target in absolute form, and the target by its path and query
+    (RFC 9112 section 3.2.2)."""
     found = _ABSOLUTE_FORM(message.path)
     if found is None:
         return message
     headers = message.headers.copy()
     headers["Host"] = found[1]
-    return message._replace(headers=headers)
+    return message._replace(path=f"/{found[2]}", headers=headers)
 
 
 class _ServedRequest(web.BaseRequest):
@@ -612,10 +595,9 @@ class _ServedRequest(web.BaseRequest):
 class _Protocol(web.RequestHandler):
     """One connection: limited in number and time, with problem documents for errors."""
 
-    def __init__(self, server: Server, already_read: bytes = b"", passes: int = 0) -> None:
+    def __init__(self, server: Server, already_read: bytes = b"") -> None:
         super().__init__(server, loop=server.loop, **server.options)
         self._already_read = already_read
-        self._passes = passes
         self._remote: str | None = None
         self._accepted_at = server.loop.time()
         self._first_timer: asyncio.TimerHandle | None = None
@@ -624,8 +606,6 @@ class _Protocol(web.RequestHandler):
         self._requests = RequestReader(server.max_header)
         self._question_count = 0
         """Questions answered inline since the last request that was not one."""
-        self._max_questions = math.inf if server.pass_on is None else 2 ** min(passes, _MAX_PASSES)
-        """Value of `_question_count` from which on the connection is passed on."""
         self.server: Server = server
         self._beginning = self._latest = b""
         """Beginnings of the request being read, and of the latest data."""
@@ -652,7 +632,7 @@ class _Protocol(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and remember its beginning."""
-        if self._question_count >= self._max_questions and self._try_pass_on(data):
+        if self._question_count >= _QUESTIONS_IN_A_ROW and self._try_pass_on(data):
             return
         if self.server.inline is not None:
             request = self._requests.read(data)
@@ -683,14 +663,14 @@ class _Protocol(web.RequestHandler):
             return False
         transport.pause_reading()
         fd = transport.get_extra_info("socket").fileno()
-        if not pass_on(fd, data, min(self._passes + 1, _MAX_PASSES)):
+        if not pass_on(fd, data):
             transport.resume_reading()
             return False
         transport.abort()
         return True
 
     def may_need_answer(self, new_seconds: float) -> bool:
-        """Return whether a request is being answered, or may still come; see `Server.finish`."""
+        """Return whether a request is being answered, or may still come; see `Server.is_busy`."""
         new = not self._was_asked and self.server.loop.time() < self._accepted_at + new_seconds
         transport = self.transport
         unsent = transport is not None and transport.get_write_buffer_size() > 0

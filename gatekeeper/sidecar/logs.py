@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
@@ -96,7 +96,6 @@ def write_lines(stream: IO[str], lines: list[str]) -> None:
 
 _WRITE_SECONDS = 0.1
 """Seconds between two writes."""
-_MAX_ENTRIES = 20_000
 SHUTDOWN_SECONDS = 1.0
 """Seconds that the shutdown waits for the last lines to be written."""
 _MAX_URL = 2048
@@ -177,6 +176,8 @@ class DecisionLog:
         self.enabled: bool = server.log_decisions != "none"
         self._queries = server.log_queries
         self._lines_per_write = max(1, int(server.log_rate * _WRITE_SECONDS))
+        self._max_entries = 2 * self._lines_per_write
+        """Those of one write, and of the next."""
         self._json = wants_json(server, self._stream)
 
     def samples(self) -> Samples:
@@ -193,7 +194,7 @@ class DecisionLog:
         """Queue a decision for the log."""
         if not self.enabled or (decision and not self._all):
             return
-        if len(self._ring) >= _MAX_ENTRIES:
+        if len(self._ring) >= self._max_entries:
             self._dropped += 1
             return
         self._ring.append((self._clock.wall(), decision, request, client))
@@ -204,7 +205,7 @@ class DecisionLog:
             return
         now = self._clock.wall()
         wanted = decisions if self._all else [one for one in decisions if not one]
-        free = max(0, _MAX_ENTRIES - len(self._ring))
+        free = max(0, self._max_entries - len(self._ring))
         self._ring.extend((now, decision, request, client) for decision in wanted[:free])
         self._dropped += max(0, len(wanted) - free)
 
@@ -227,16 +228,9 @@ class DecisionLog:
             futures.wait([last], SHUTDOWN_SECONDS)
 
     def _take_page(self) -> list[str]:
-        """Take the lines for one write from the ring; drop, and count, what exceeds `log_rate`."""
+        """Take the lines for one write from the ring."""
         ring = self._ring
-        lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._lines_per_write))]
-        if len(ring) > self._lines_per_write:
-            # More than the next write takes: drop the oldest.
-            excess = len(ring) - self._lines_per_write
-            for _ in range(excess):
-                ring.popleft()
-            self._dropped += excess
-        return lines
+        return [self._line(ring.popleft()) for _ in range(min(len(ring), self._lines_per_write))]
 
     def _write_page(self, lines: list[str], *, after: futures.Future[None] | None = None) -> None:
         # One page at a time: no other thread touches `written` and `_failed_lines`.
@@ -316,22 +310,17 @@ class Tracing:
                 route, _ = router.find(request.method, path)
             if route is not None and route.probe:
                 return await answer(request)
-            span = self._start_span(request, route, path)
-            try:
-                with self._trace.use_span(
-                    span, record_exception=False, set_status_on_exception=False
-                ):
+            with self._span(request, route, path) as span:
+                try:
                     response = await answer(request)
+                except (Exception, asyncio.CancelledError) as error:
+                    # The client hung up, so there is no response.
+                    span.set_attribute("error.type", type(error).__qualname__)
+                    raise
                 span.set_attribute("http.response.status_code", response.status)
                 if response.status >= 500:
                     self._set_error(span, str(response.status))
                 return response
-            except (Exception, asyncio.CancelledError) as error:
-                # The client hung up, so there is no response.
-                span.set_attribute("error.type", type(error).__qualname__)
-                raise
-            finally:
-                span.end()
 
         return traced
 
@@ -374,7 +363,9 @@ class Tracing:
             self._set_error(span, retrieval.outcome.row.name)
         span.end(end)
 
-    def _start_span(self, request: web.BaseRequest, route: Route[Any] | None, path: str) -> Span:
+    def _span(
+        self, request: web.BaseRequest, route: Route[Any] | None, path: str
+    ) -> AbstractContextManager[Span]:
         method = request.method if request.method in METHODS else "_OTHER"
         name = "HTTP" if method == "_OTHER" else method
         attributes: dict[str, str | int] = {
@@ -387,11 +378,13 @@ class Tracing:
             attributes["http.route"] = route.path
             # Parameters of a path name hosts and leases, so its pattern is recorded instead.
             attributes["url.path"] = route.path if "{" in route.path else path
-        return self._tracer.start_span(
+        return self._tracer.start_as_current_span(
             name,
             context=self._extract(request.headers),
             kind=self._trace.SpanKind.SERVER,
             attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
         )
 
     def _set_error(self, span: Span, kind: str) -> None:

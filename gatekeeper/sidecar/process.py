@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from gatekeeper import __version__
 from gatekeeper.clock import SystemClock
@@ -34,12 +33,10 @@ from gatekeeper.sidecar.listening import (
     Server,
     activated_sockets,
     addresses,
-    close_sockets,
     describe,
     loop_factory,
     notify,
     open_diagnostics_sockets,
-    open_proxy_sockets,
     open_sockets,
     open_to_others,
     raise_file_limit,
@@ -47,7 +44,6 @@ from gatekeeper.sidecar.listening import (
     url_of,
 )
 from gatekeeper.sidecar.logs import set_up_logging
-from gatekeeper.sidecar.proxy import Proxy
 from gatekeeper.sidecar.reload import check_config, reload
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import (
@@ -70,8 +66,8 @@ class ServeOptions:
     config: Config
     reread: Callable[[], Config]
     """Reads the configuration again. Raises ConfigError."""
-    announce: Callable[[str, str, str | None], None]
-    """Called with the service's address, a curl command, and the forward proxy's URL or None."""
+    announce: Callable[[str, str], None]
+    """Called with the service's address and a curl command."""
     sources: Callable[[], Mapping[str, str]] = dict
     """Returns where each setting that was last read came from, by its dotted name."""
 
@@ -146,19 +142,16 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
     inherited = activated_sockets(os.environ)
     opened = [] if inherited else open_sockets(config.server)
     sockets = inherited or opened
-    proxy_sockets: list[socket.socket] = []
     diagnostics: list[socket.socket] = []
     try:
-        proxy_sockets += open_proxy_sockets(config.server)
         diagnostics += open_diagnostics_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
-            service = _make_service(gate, config, sockets, proxy_sockets, diagnostics, options)
+            service = _make_service(gate, config, sockets, diagnostics, options)
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
-                    async with _listening(service, sockets, proxy_sockets, diagnostics):
-                        proxy = url_of(proxy_sockets[0], config.server) if proxy_sockets else None
-                        options.announce(*describe(sockets[0], config.server), proxy)
+                    async with _listening(service, sockets, diagnostics):
+                        options.announce(*describe(sockets[0], config.server))
                         for one in diagnostics:
                             _log.info("health and metrics: %s", url_of(one, config.server))
                         notify("READY=1", os.environ)
@@ -167,24 +160,24 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
                     await service.close()
                     writer.cancel()
     finally:
-        close_sockets([*opened, *proxy_sockets, *diagnostics])
+        for sock in (*opened, *diagnostics):
+            sock.close()
 
 
 def _make_service(
     gate: Gatekeeper,
     config: Config,
     sockets: list[socket.socket],
-    proxy_sockets: list[socket.socket],
     diagnostics: list[socket.socket],
     options: ServeOptions,
 ) -> Service:
-    names, proxies, probed = (addresses(one) for one in (sockets, proxy_sockets, diagnostics))
+    names, probed = addresses(sockets), addresses(diagnostics)
     tokens = read_tokens(config.server.token_file, warn=True)
-    if (exposed := exposed_address(names + proxies) or open_to_others(sockets)) is not None:
+    if (exposed := exposed_address(names) or open_to_others(sockets)) is not None:
         # T5: a socket from the service manager listens wherever that put it.
         demand_credentials(config.server, tokens, where=exposed)
     # The listener of health and metrics alone needs no credentials: it has nothing else to give.
-    for address, port in names + proxies + probed:
+    for address, port in names + probed:
         if (guard := gate.parts.guard) is not None:
             guard.listens_on(address, port)  # T3: refused even within an allowed range
     return Service(
@@ -221,26 +214,21 @@ MAX_PROBES = 64
 
 @contextlib.asynccontextmanager
 async def _listening(
-    service: Service,
-    sockets: list[socket.socket],
-    proxy_sockets: list[socket.socket],
-    diagnostics: list[socket.socket],
+    service: Service, sockets: list[socket.socket], diagnostics: list[socket.socket]
 ) -> AsyncIterator[None]:
     """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
     files = raise_file_limit()
     header = service.config.server.max_header
     workers = service.workers
-    context = service.certificates.context if service.certificates else None
-    for_proxy = files.clients // 4 if proxy_sockets else 0
+    certificates = service.certificates
     for_probes = min(MAX_PROBES, files.clients // 4) if diagnostics else 0
-    proxy = Server(Proxy(service).handle, header=header, connections=for_proxy, context=context)
     server = Server(
         service.handle,
         header=header,
-        connections=files.clients - for_proxy - for_probes,
+        connections=files.clients - for_probes,
         inline=service.inline,
         pass_on=None if workers is None else workers.pass_on,
-        context=context,
+        certificates=certificates,
     )
     service.metrics.add_source(
         lambda: {
@@ -249,34 +237,30 @@ async def _listening(
         }
     )
     probed = Server(
-        service.handle_diagnostics, header=header, connections=for_probes, context=context
+        service.handle_diagnostics,
+        header=header,
+        connections=for_probes,
+        certificates=certificates,
     )
-    servers = (server, proxy, probed)
-    runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in servers]
-    try:
-        for runner in runners:
-            await runner.setup()
-
-        take = server.serve if workers is None else workers.dispatch
-        sites = [Acceptor(one, proxy.serve, backlog=files.backlog) for one in proxy_sockets]
-        sites += [Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
-        sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
+    servers = (server, probed)
+    take = server.serve if workers is None else workers.dispatch
+    sites = [Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
+    sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
+    async with contextlib.AsyncExitStack() as stack:
+        for one in servers:
+            stack.push_async_callback(one.shutdown, 1.0)
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.
         await service.leases.restore(service.gate)
-        async with contextlib.AsyncExitStack() as stack:
-            if workers is not None:
-                await stack.enter_async_context(workers.serving(server))
-            for one in sites:
-                await one.start()
-            service.serve()
-            try:
-                yield
-            finally:
-                await service.drain(sites, servers)
-    finally:
-        for runner in runners:
-            await runner.cleanup()
+        if workers is not None:
+            await stack.enter_async_context(workers.serving(server))
+        for site in sites:
+            await site.start()
+        service.serve()
+        try:
+            yield
+        finally:
+            await service.drain(sites, servers)
 
 
 def with_state(config: Config) -> Config:

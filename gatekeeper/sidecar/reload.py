@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -35,7 +34,6 @@ RESTART: Final = frozenset(
         "server.diagnostics",
         "server.host",
         "server.port",
-        "server.proxy_port",
         "server.socket",
         "server.tls_cert",
         "server.tls_key",
@@ -104,8 +102,8 @@ async def reload(service: Service) -> Reloaded:
         raise ConfigError("there is no configuration to read again")
     try:
         async with service.file_reader.lock:
-            plan = await service.file_reader.run(lambda: _prepare(service, reread))
-            done = _put_in_force(service, plan)
+            put_in_force = await service.file_reader.run(lambda: _prepare(service, reread))
+            done = put_in_force()
     except Exception as error:
         service.metrics.count_reload(ok=False)
         _log.error("the configuration was not applied: %s", " ".join(str(error).split()))
@@ -123,21 +121,12 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A configuration that was checked completely, but is not in force yet."""
+def _prepare(service: Service, reread: Callable[[], Config]) -> Callable[[], Reloaded]:
+    """Read and check the configuration: as it is, and merged with the settings that stay.
 
-    merged: Config
-    """The new settings, with the old value of each that needs a restart."""
-    tokens: security.Tokens
-    certificates: security.Certificates | None
-    """None if unchanged."""
-    applied: list[str]
-    restart: list[str]
-
-
-def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
-    """Read and check the configuration: as it is, and merged with the settings that stay."""
+    Return what puts it in force, without awaiting or reading files, so that nothing sees half of it
+    (T17).
+    """
     config, old = reread(), service.config
     check_config(config, config.user_agent or service.gate.user_agent)
     refuse_new_groups(old, config)
@@ -148,21 +137,21 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
         # T5: the sockets stay where they are, whatever the new `server.host`.
         security.demand_credentials(merged.server, tokens, where=service.exposed)
     held = service.certificates
-    certificates = None if held is None else held.renewal(config.server)
+    renewed = None if held is None else held.renewal(config.server)
     files = {"server.token_file"} if tokens.tokens != service.admission.tokens.tokens else set()
     applied, restart = _compare(old, config, files)
-    return _Plan(merged, tokens, certificates, applied, restart)
 
+    def put_in_force() -> Reloaded:
+        done = Reloaded(applied=applied, needs_restart=restart)
+        if held is not None and renewed is not None:
+            own_applied, own_restart = held.apply(renewed)
+            done.applied.extend(own_applied)
+            done.needs_restart.extend(own_restart)
+        _adjust(service.gate, merged)
+        service.apply_config(merged, tokens, restart_required=done.needs_restart)
+        return done
 
-def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
-    """Apply a plan without awaiting or reading files, so that nothing sees half of it (T17)."""
-    applied, restart = plan.applied, plan.restart
-    if service.certificates is not None and plan.certificates is not None:
-        own_applied, own_restart = service.certificates.apply(plan.certificates)
-        applied, restart = [*applied, *own_applied], [*restart, *own_restart]
-    _adjust(service.gate, plan.merged)
-    service.apply_config(plan.merged, plan.tokens, restart_required=restart)
-    return Reloaded(applied=applied, needs_restart=restart)
+    return put_in_force
 
 
 def _adjust(gate: Gatekeeper, config: Config) -> None:

@@ -177,14 +177,22 @@ class Route(Generic[_S]):
 _NO_PARAMETERS: Mapping[str, str] = {}
 
 
-_PARAMETER_SEGMENT = 3
-"""Index of the path segment that may be a `{...}`: the one after `/v1/hosts/`."""
+_PARAMETER = re.compile(r"\\\{(\w+)(\\\*)?\\\}")
+"""A `{name}` or `{name*}` in an escaped path."""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return the pattern of the paths that a route's path with parameters stands for."""
+    return re.compile(
+        _PARAMETER.sub(lambda one: f"(?P<{one[1]}>{'.*' if one[2] else '[^/]+'})", re.escape(path)),
+        re.DOTALL,
+    )
 
 
 class Router(Generic[_S]):
-    """Finds the route of a path: one look-up of the exact path, or of the path without its `{...}`.
+    """Finds the route of a path: one look-up of the exact path, else a search of the patterns.
 
-    A `{...*}` at the end of a route's path matches the rest of the path.
+    A `{...}` matches one segment, a `{...*}` the rest of the path.
     """
 
     def __init__(
@@ -194,16 +202,10 @@ class Router(Generic[_S]):
         self.routes = routes
         self._hint = hint
         self._exact: dict[str, dict[str, Route[_S]]] = {}
-        self._by_parameter: dict[str, tuple[str, dict[str, Route[_S]]]] = {}
-        self._by_prefix: dict[str, tuple[str, dict[str, Route[_S]]]] = {}
+        self._patterns: dict[re.Pattern[str], dict[str, Route[_S]]] = {}
         for route in routes:
-            parts = route.path.split("/")
-            if "*}" in route.path:
-                prefix, _, name = route.path.partition("{")
-                _, table = self._by_prefix.setdefault(prefix, (name.removesuffix("*}"), {}))
-            elif "{" in route.path:
-                name, parts[_PARAMETER_SEGMENT] = parts[_PARAMETER_SEGMENT].strip("{}"), ""
-                _, table = self._by_parameter.setdefault("/".join(parts), (name, {}))
+            if "{" in route.path:
+                table = self._patterns.setdefault(_pattern(route.path), {})
             else:
                 table = self._exact.setdefault(route.path, {})
             table[route.method] = route
@@ -224,16 +226,9 @@ class Router(Generic[_S]):
         return route, params
 
     def _by_pattern(self, path: str) -> tuple[dict[str, Route[_S]], Mapping[str, str]]:
-        parts = path.split("/")
-        if len(parts) > _PARAMETER_SEGMENT and (text := parts[_PARAMETER_SEGMENT]):
-            parts[_PARAMETER_SEGMENT] = ""
-            entry = self._by_parameter.get("/".join(parts))
-            if entry is not None:
-                name, methods = entry
-                return methods, {name: unquote(text) if "%" in text else text}
-        for prefix, (name, methods) in self._by_prefix.items():
-            if path.startswith(prefix):
-                return methods, {name: unquote(path[len(prefix) :])}
+        for pattern, methods in self._patterns.items():
+            if (found := pattern.fullmatch(path)) is not None:
+                return methods, {name: unquote(text) for name, text in found.groupdict().items()}
         raise Problem(404, "not-found", f"there is nothing at this path; {self._hint}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import ipaddress
 import logging
@@ -24,7 +23,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.metrics import Samples
-from gatekeeper.sidecar.routing import ANY_ROLE, CRAWL, Problem, Role
+from gatekeeper.sidecar.routing import ANY_ROLE, Problem, Role
 
 _log = logging.getLogger(__name__)
 
@@ -114,9 +113,6 @@ class Tokens:
 
     def _digest(self, text: bytes) -> bytes:
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()
-
-    def __repr__(self) -> str:
-        return f"Tokens({len(self.tokens)} of them)"
 
 
 def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
@@ -230,50 +226,19 @@ class Admission:
         transport: asyncio.Transport | None,
         needs: frozenset[Role] = ANY_ROLE,
     ) -> str:
-        """`admit`, by the headers, the peer's address and the transport of a request."""
+        """`admit`, by the headers, the peer's address and the transport of a request.
+
+        The name is that of the token, that of the certificate, or else the peer's address.
+        """
         self.check_browser(headers)
-        client = self._client(headers.get("Authorization", ""), remote, transport, needs)
-        if client is None:
-            raise _no_token(headers)
-        return client
-
-    def admit_to_proxy(self, request: web.BaseRequest) -> str:
-        """Return the name of a client of the forward proxy. Raises Problem 401, 403 or 407.
-
-        The Host header names a site, so it is not checked: a page in a browser can't send proxy
-        requests (T4). The token is in Proxy-Authorization, as `Bearer TOKEN` or as the password of
-        `Basic`, the only scheme that browsers support.
-        """
-        bearer = _as_bearer(request.headers.get("Proxy-Authorization", ""))
-        client = self._client(bearer, request.remote, request.transport, CRAWL)
-        if client is None:
-            raise Problem(
-                407,
-                "unauthorized",
-                "the proxy needs a token of server.token_file, as a password",
-                headers={"Proxy-Authenticate": 'Basic realm="gatekeeper"'},
-            )
-        return client
-
-    def _client(
-        self,
-        header: str,
-        remote: str | None,
-        transport: asyncio.Transport | None,
-        needs: frozenset[Role],
-    ) -> str | None:
-        """Return the client's name: from its token, its certificate, or else its address.
-
-        Return None if a token is required, and the header holds none that is valid.
-        """
         if self.tokens:
-            token = self.tokens.match(header)
+            token = self.tokens.match(headers.get("Authorization", ""))
             if token is not None:
                 if token.roles.isdisjoint(needs):
                     raise _no_role(token, needs)
                 return token.name
             if not self._certificates:
-                return None
+                raise _no_token(headers)
         return self._by_certificate(transport) if self._certificates else remote or "local"
 
     def check_browser(self, headers: Mapping[str, str]) -> None:
@@ -309,18 +274,6 @@ class Admission:
             value for part in peer.get("subject", ()) for key, value in part if key == "commonName"
         ]
         return f"certificate {names[0]}" if names else "certificate"
-
-
-def _as_bearer(header: str) -> str:
-    """Convert Basic credentials into a bearer token: the password (RFC 7617 section 2)."""
-    scheme, _, value = header.partition(" ")
-    if scheme.lower() != "basic":
-        return header
-    try:
-        _, _, password = base64.b64decode(value.strip(), validate=True).partition(b":")
-        return f"Bearer {password.decode('ascii')}"
-    except ValueError:
-        return ""
 
 
 def _no_token(headers: Mapping[str, str]) -> Problem:
@@ -477,7 +430,7 @@ _TLS_SETTINGS = (*_PAIR, "tls_client_ca")
 
 
 class Certificates:
-    """The TLS context of the open sockets, and the digests of the files it was made from.
+    """The TLS context of the listeners, and the digests of the files it was made from.
 
     `context` is None without TLS. `authorities`: the CA certificates for clients in PEM, if not
     those in the file. Raises ConfigError.
@@ -490,19 +443,7 @@ class Certificates:
         if server.tls_client_ca is not None and authorities is None:
             self._authorities = _read_pem("tls_client_ca", server.tls_client_ca)
         self.context: ssl.SSLContext | None = tls_context(server, authorities)
-        if self.context is not None:
-            self._current = self.context
-            self.context.sni_callback = self._switch_context
-
-    def _switch_context(
-        self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext
-    ) -> None:
-        """Switch a handshake to the current context, since the sockets keep their first one.
-
-        Called once for each handshake, also for one without a server name.
-        """
-        if self._current is not first:
-            connection.context = self._current
+        """The context of the next connection."""
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
         """Load the files again if they changed, and return the result. Return None otherwise.
@@ -527,8 +468,8 @@ class Certificates:
         changed = [name for name in _TLS_SETTINGS if old.get(name) != now.get(name)]
         pair = [f"server.{name}" for name in changed if name in _PAIR]
         restart = [f"server.{name}" for name in changed if name not in _PAIR]
-        if pair and new.context is not None:
-            self._current = new.context
+        if pair:
+            self.context = new.context
             self._file_digests = old | {name: now[name] for name in _PAIR}
         return pair, restart
 
@@ -587,13 +528,10 @@ def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSL
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_pair(context, server.tls_cert, server.tls_key)
     if server.tls_client_ca is not None:
-        _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
+        text = _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
+        plain = (authorities or text).encode("ascii", "replace")  # comments may hold anything
         try:
-            if authorities is None:
-                context.load_verify_locations(server.tls_client_ca)
-            else:
-                plain = authorities.encode("ascii", "replace")  # comments may hold anything
-                context.load_verify_locations(cadata=plain.decode())
+            context.load_verify_locations(cadata=plain.decode())
         except OSError as error:
             raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
         # Optional here and required for each request, so that probes need no certificate.

@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -23,7 +22,7 @@ from aiohttp import web
 
 from gatekeeper import errors, urls
 from gatekeeper.client.wire import Decisions, encode
-from gatekeeper.clock import Clock, Deadline, OwnedTasks, SystemClock, deadline, utc
+from gatekeeper.clock import Clock, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.library_internals import HEAD_LIMITS
@@ -66,6 +65,8 @@ MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
 NEW_SECONDS = 1.0
 """Seconds that a connection accepted at the end of `drain` has for its request at most."""
+_POLL_SECONDS = 0.02
+"""Seconds between two looks at what a drain waits for."""
 LOOK_SECONDS = 0.5
 """Seconds for which the fleet's store is asked who holds a host."""
 _log = logging.getLogger(__name__)
@@ -132,7 +133,6 @@ class Service:
         self.exposed = exposed
         """Description of a listener that others can reach, or None (T5)."""
         self._grace = True
-        self._drain_deadline: Deadline | None = None
         self._drain_ended = False
         self.addresses = addresses
         self.diagnostics = diagnostics
@@ -323,8 +323,6 @@ class Service:
     def end_drain(self) -> None:
         """Wait no longer for leases and streams, whether `drain` has begun or not."""
         self._drain_ended = True
-        if self._drain_deadline is not None:
-            self._drain_deadline.move(0.0)
 
     @property
     def drain_seconds(self) -> float:
@@ -349,20 +347,18 @@ class Service:
             await self.workers.recall()
         # Reports are accepted meanwhile: clients with leases often shut down with us. No new
         # leases or streams begin (T16).
-        await self._wait(end - grace, self.leases.drained(), self.streams.drained())
+        await self._until(end - grace, lambda: not self.leases and not self.streams)
         await self.clock.sleep(grace)
         for site in sites:
             await site.stop()
         new = min(grace, NEW_SECONDS)
         end = max(end, self.clock.monotonic() + new)
-        await self._wait(end, *(server.finish(new) for server in servers))
+        await self._until(end, lambda: not any(server.is_busy(new) for server in servers))
 
-    async def _wait(self, end: float, *events: Coroutine[Any, Any, None]) -> None:
-        """Wait for all of the events until `end` (monotonic), or until `end_drain` is called."""
-        seconds = 0.0 if self._drain_ended else end - self.clock.monotonic()
-        with contextlib.suppress(TimeoutError):
-            async with deadline(self.clock, seconds) as self._drain_deadline:
-                await asyncio.gather(*events)
+    async def _until(self, end: float, done: Callable[[], bool]) -> None:
+        """Wait until `done()`, until `end` (monotonic), or until `end_drain` is called."""
+        while not (done() or self._drain_ended or self.clock.monotonic() >= end):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_SECONDS)
 
     def decided(self, decision: Decision, call: Call | InlineCall) -> None:
         """Log a decision and show it to operators; the gate has counted it already."""
@@ -398,25 +394,19 @@ class Service:
         if self.tracing is not None:
             self.tracing.retrieved(origin, retrieval, seconds)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self.answer_by(request, self._dispatch)
-
     async def handle_diagnostics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle a request to the listener of `server.diagnostics`."""
-        return await self.answer_by(request, partial(self._dispatch, diagnostics=True))
+        return await self._handle(request, diagnostics=True)
 
-    async def answer_by(
-        self,
-        request: web.BaseRequest,
-        handler: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
+    async def _handle(
+        self, request: web.BaseRequest, *, diagnostics: bool = False
     ) -> web.StreamResponse:
-        """Handle a request by `handler`, which also sets `client` and `where` of its call."""
         call = Call(request, self.new_id(), "", "", {}, self.config.server.max_body)
         try:
             async with asyncio.timeout(None) as limit:
                 self._answers[call] = limit
                 try:
-                    response = await handler(call)
+                    response = await self._dispatch(call, diagnostics=diagnostics)
                 finally:
                     del self._answers[call]
         except Exception as raised:  # noqa: BLE001 - the only place where errors become responses
@@ -437,15 +427,18 @@ class Service:
             response.headers["Server"] = "gatekeeper"
         return response
 
-    async def _dispatch(self, call: Call, *, diagnostics: bool = False) -> web.StreamResponse:
+    async def _dispatch(self, call: Call, *, diagnostics: bool) -> web.StreamResponse:
         request = call.request
-        path, _, call.query = _target(request)
+        path, _, call.query = request.raw_path.partition("?")
         router = self._diagnostics if diagnostics else self.router
         route, call.params = router.find(request.method, path)
         call.where = route.path
         if route.probe:
             return await route.handler(self, call)
-        await self.wait_to_begin()
+        # Thousands may be read in one iteration of the loop, which must not block for so long.
+        if (before := self._entrance.enter()) is not None:
+            await before
+            self._entrance.entered()
 
         def admit() -> str:
             admission = self._diagnostics_admission if diagnostics else self.admission
@@ -461,15 +454,6 @@ class Service:
             return await route.handler(self, call)
         finally:
             self.clients.leave(call.client)
-
-    async def wait_to_begin(self) -> None:
-        """Wait until the request may begin.
-
-        Thousands may be read in one iteration of the loop, which must not block for so long.
-        """
-        if (before := self._entrance.enter()) is not None:
-            await before
-            self._entrance.entered()
 
     def answer_inline(
         self, request: Request, remote: str | None, transport: asyncio.Transport
@@ -507,7 +491,7 @@ class Service:
             **self.leases.samples(),
             **self.clients.samples(),
             **self.log.samples(),
-            **self.learner.samples(),
+            "gatekeeper_learning_put_off": self.learner.put_off,
             "gatekeeper_ready": float(self.ready),
             "gatekeeper_config_restart_required": dict.fromkeys(self.restart_required, 1.0),
             "gatekeeper_storage_failing": float(failing),
@@ -610,12 +594,3 @@ def _reset_connection(request: web.BaseRequest) -> None:
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
         )
     transport.abort()
-
-
-def _target(request: web.BaseRequest) -> tuple[str, str, str]:
-    """Return the raw path and query, also if the request line holds a whole URL."""
-    raw = request.raw_path
-    if raw.startswith("/"):
-        return raw.partition("?")
-    url = request.rel_url
-    return url.raw_path, "?", url.raw_query_string

@@ -19,10 +19,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
-from aiohttp.base_protocol import BaseProtocol
 
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import ConfigError
@@ -62,25 +61,19 @@ _SWEEP_SECONDS: Final = 20.0
 """Seconds between two sweeps for idle connections."""
 _MAX_IDLE_SWEEPS: Final = 4
 """Sweeps that a connection may idle before it is closed; one if it never sent a request."""
-_FORGIVING_FACTOR: Final = 4
-"""A connection counts as not passed on recently after this many times as many questions as the
-owner answered before it passed the connection on."""
 
 
-class _WorkerConnection(BaseProtocol):
+class _WorkerConnection(asyncio.Protocol):
     """One connection: reads requests and answers them, or passes the connection to the owner."""
 
-    def __init__(self, worker: _WorkerProcess, unanswered: bytes, passes: int) -> None:
-        super().__init__(worker.loop)
+    def __init__(self, worker: _WorkerProcess, unanswered: bytes) -> None:
+        self.transport: asyncio.Transport  # from `connection_made` on
         self._worker = worker
         self._unanswered = unanswered
         """Octets that were read and not answered."""
-        self._passes = passes
-        self._answered = 0
-        """Questions answered here."""
+        self._answered = False
+        """Whether a question was answered here."""
         self._idle_sweeps = 0
-        self._request: Request | None = None
-        """The question that waits for the record of its origin."""
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
@@ -89,7 +82,7 @@ class _WorkerConnection(BaseProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start reading, or pass the connection on if this worker has too many."""
-        super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", transport)
         self._remote = address_of(transport)
         worker = self._worker
         worker.clients.add(self)
@@ -102,36 +95,30 @@ class _WorkerConnection(BaseProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection from the worker."""
-        super().connection_lost(exc)
         self._worker.clients.discard(self)
+        self._waiting = False
         self._stop_timer()
 
     def pause_writing(self) -> None:
         """Read no further requests from a client that does not read its answers."""
-        super().pause_writing()
-        if self.transport is not None:
-            self.transport.pause_reading()
+        self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Read requests again."""
-        super().resume_writing()
-        if self.transport is not None and not self._passing_on:
+        if not self._passing_on:
             self.transport.resume_reading()
-
-    def pause_reading(self) -> None:
-        """Do nothing: a body this large is about to be passed to the owner."""
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Do nothing, since `pause_reading` pauses nothing."""
 
     def data_received(self, data: bytes) -> None:
         """Read the data, and answer the question that it completes."""
         self._idle_sweeps = 0
         self._unanswered = self._unanswered + data if self._unanswered else data
-        if self._passing_on or self._waiting:
-            if len(self._unanswered) > self._worker.max_request:
-                self.pass_on()
-            return
+        if not self._passing_on and not self._waiting:
+            self._answer()
+        elif len(self._unanswered) > self._worker.max_request:
+            self.pass_on()
+
+    def _answer(self) -> None:
+        """Answer what was read, if it is a whole question; else wait for the rest or pass it on."""
         worker = self._worker
         try:
             request = read(self._unanswered, worker.max_header)
@@ -141,63 +128,48 @@ class _WorkerConnection(BaseProtocol):
         if request is not None and not request.target.startswith(QUESTION_PATH):
             self.pass_on()
         elif request is not None and not request.missing:
-            self._request = request
-            self._answer_or_wait()
+            self._answer_question(request)
         elif len(self._unanswered) > worker.max_request:
             self.pass_on()
-        elif self._timer is None:
-            self._timer = worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
+        else:
+            self._wait()
 
-    def _answer_or_wait(self) -> None:
-        """Answer the request that was read, wait for the record of its origin, or pass it on.
-
-        A batch is passed on immediately, since it may lack the records of many origins.
-        """
-        worker, request = self._worker, self._request
+    def _answer_question(self, request: Request) -> None:
+        worker = self._worker
         worker.missing_origin = None
-        if request is None or self._answer(request):
-            return
-        if worker.missing_origin is None or request.method != "GET":
-            self.pass_on()
-            return
-        self._waiting = True
-        worker.waiting[worker.missing_origin].append(self)
+        answer = worker.answer(request, self._remote, self.transport)
+        if answer is not None:
+            self.transport.write(answer)
+            self._unanswered, self._answered = b"", True
+            self._stop_timer()
+        elif worker.missing_origin is None or request.method != "GET":
+            self.pass_on()  # a batch may lack the records of many origins
+        else:
+            self._waiting = True
+            worker.waiting[worker.missing_origin].append(self)
+            self._wait()
+
+    def _wait(self) -> None:
         if self._timer is None:
-            self._timer = worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
+            self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
 
     def retry(self) -> None:
-        """Try again, now that the owner has answered about the origin."""
+        """Try again, now that the owner has sent the record."""
         if self._waiting:
             self._waiting = False
-            self._answer_or_wait()
-
-    def _answer(self, request: Request) -> bool:
-        """Write the answer to a request. Return False if only the owner can answer."""
-        transport = self.transport
-        if transport is None:
-            return False
-        answer = self._worker.answer(request, self._remote, transport)
-        if answer is None:
-            return False
-        transport.write(answer)
-        self._unanswered, self._request = b"", None
-        self._stop_timer()
-        self._answered += 1
-        if self._passes and self._answered >= _FORGIVING_FACTOR << self._passes:
-            self._passes = 0
-        return True
+            self._answer()
 
     def sweep(self) -> None:
         """Close the connection if it was idle for too many sweeps."""
         self._idle_sweeps += 1
-        allowed = _MAX_IDLE_SWEEPS if self._answered or self._passes else 1
-        if self._idle_sweeps > allowed and self.transport is not None:
+        allowed = _MAX_IDLE_SWEEPS if self._answered else 1
+        if self._idle_sweeps > allowed:
             self.transport.close()
 
     def pass_on(self) -> None:
         """Give the connection to the owner, as soon as all answers have been sent."""
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport.is_closing():
             return
         self._stop_timer()
         self._waiting = False
@@ -208,7 +180,7 @@ class _WorkerConnection(BaseProtocol):
             self._timer = self._worker.loop.call_later(_POLL_SECONDS, self.pass_on)
             return
         fd = transport.get_extra_info("socket").fileno()
-        self._worker.channel.send(HandOver(self._unanswered, self._passes), fd)
+        self._worker.channel.send(HandOver(self._unanswered), fd)
         self._worker.clients.discard(self)
         transport.abort()
 
@@ -235,13 +207,11 @@ class _WorkerProcess:
         self.max_header: int = 8190
         self._replica: Replica  # made together with the service, by the first `Configure`
         self._service: Service | None = None
-        self._requested: set[str] = set()
         self.waiting: dict[str, list[_WorkerConnection]] = {}
         """Connections that wait for a record, by origin. An origin is a key from when the owner
         was asked for its record until the owner answers."""
         self.missing_origin: str | None = None
-        """Origin whose record the latest question lacked. None if it lacked none, or none that the
-        owner is expected to send."""
+        """Origin whose record the latest question lacked."""
         self._tasks = OwnedTasks()
         self._opening = OwnedTasks()
         """Tasks of connections that were accepted and are not among `clients` yet."""
@@ -249,7 +219,6 @@ class _WorkerProcess:
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
             channel.Configure: self._configure,
-            channel.OperatorRules: lambda message: self._replica.follow_rules(message.rules),
             channel.SharedRecord: self._store_record,
             channel.DropRecords: self._drop_records,
             channel.ClientAtLimit: self._on_client_limit,
@@ -266,8 +235,7 @@ class _WorkerProcess:
                 client.pass_on()
             await self._until(lambda: not self.clients and not self._opening)
             for client in list(self.clients):  # clients that do not read their answers
-                if client.transport is not None:
-                    client.transport.abort()
+                client.transport.abort()
             self._report()
             await self._until(lambda: not self.channel.queued)
         finally:
@@ -330,18 +298,15 @@ class _WorkerProcess:
         self.channel.send(channel.Ready())
 
     def _store_record(self, message: channel.SharedRecord) -> None:
-        self._requested.discard(message.origin)
         self._replica.take_in(message.origin, message.record)
-        self._retry_waiting(message.origin)
+        for client in self.waiting.pop(message.origin, ()):
+            client.retry()
 
     def _drop_records(self, message: channel.DropRecords) -> None:
         self._replica.forget(message.origins)
         for origin in message.origins:
-            self._retry_waiting(origin)
-
-    def _retry_waiting(self, origin: str) -> None:
-        for client in self.waiting.pop(origin, ()):
-            client.retry()
+            for client in self.waiting.pop(origin, ()):
+                client.pass_on()
 
     def _on_client_limit(self, message: channel.ClientAtLimit) -> None:
         if self._service is not None:
@@ -364,7 +329,7 @@ class _WorkerProcess:
         connection.setblocking(False)
         try:
             await self.loop.connect_accepted_socket(
-                lambda: _WorkerConnection(self, message.unanswered, message.passes), connection
+                lambda: _WorkerConnection(self, message.unanswered), connection
             )
         except OSError:
             connection.close()
@@ -386,7 +351,6 @@ class _WorkerProcess:
             await asyncio.sleep(_SWEEP_SECONDS)
             for client in list(self.clients):
                 client.sweep()
-            self._requested.clear()
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Return when `done()` is true, when the owner is gone, or after a second."""
@@ -398,11 +362,10 @@ class _WorkerProcess:
     # -- to the owner ----------------------------------------------------------------
 
     def _request_record(self, origin: str) -> None:
-        if origin not in self._requested:
-            self._requested.add(origin)
-            self.waiting.setdefault(origin, [])
+        if origin not in self.waiting:
+            self.waiting[origin] = []
             self.channel.send(channel.RecordRequest(origin))
-        self.missing_origin = origin if origin in self.waiting else None
+        self.missing_origin = origin
 
     def _report(self) -> None:
         """Send the owner what was counted since the previous call."""

@@ -25,7 +25,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -66,9 +66,6 @@ _LATE_SECONDS: Final = 0.5
 """Seconds after which a worker that has not answered a `Sync` is given no connection."""
 _CHECK_SECONDS: Final = 2.0
 """Seconds between two checks that every worker follows."""
-_MAX_REQUESTED: Final = 10_000
-"""Origins whose records workers are sent as soon as there are any; beyond, the oldest request is
-dropped."""
 _MAX_QUEUED: Final = 8 << 20
 """Octets that may be queued for a worker; beyond, it is killed."""
 
@@ -77,7 +74,7 @@ def check_workers(server: ServerConfig) -> None:
     """Check that the other settings, and the system, allow workers. Raises ConfigError."""
     if not server.workers:
         return
-    if not hasattr(socket.socket, "sendmsg") or not hasattr(socket, "SCM_RIGHTS"):
+    if not hasattr(socket, "send_fds"):
         raise ConfigError(
             "server.workers: this system can't hand connections from process to process; set it "
             "to 0, and run several sidecars with one [fleet] where one is not enough"
@@ -149,7 +146,6 @@ class Workers:
         self._sync_numbers = itertools.count(1)
         self._progress = asyncio.Event()
         self._changed: set[str] = set()
-        self._requested: dict[str, set[int]] = {}
         self.owner: Owner  # set by the service of this process
         self._server: Server  # inside `serving`
         self._tasks = OwnedTasks()
@@ -253,18 +249,18 @@ class Workers:
 
     def dispatch(self, connection: socket.socket) -> None:
         """Hand a new connection to a worker, or serve it in this process if none takes it."""
-        if self.pass_on(connection.fileno(), b"", 0):
+        if self.pass_on(connection.fileno(), b""):
             connection.close()
         else:
             self._server.serve(connection)
 
-    def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
+    def pass_on(self, fd: int, unanswered: bytes) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
         workers = self.accepting()
         for _ in workers:
             worker = workers[next(self._round) % len(workers)]
             if not worker.channel.queued:
-                worker.send(HandOver(unanswered, passes), fd)
+                worker.send(HandOver(unanswered), fd)
                 return True
         return False
 
@@ -302,7 +298,7 @@ class Workers:
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
-        self._broadcast(channel.OperatorRules(self.owner.gate.parts.scheduler.host_rules.entries()))
+        self.send_configuration()
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
@@ -310,22 +306,8 @@ class Workers:
 
     def _drop_changed(self) -> None:
         changed, self._changed = self._changed, set()
-        if not changed:
-            return
-        self._broadcast(channel.DropRecords(list(changed)))
-        for origin in changed & self._requested.keys():
-            self._send_record(origin, self._requested[origin])
-
-    def _send_record(self, origin: str, numbers: Iterable[int]) -> bool:
-        """Send the record of an origin to those workers. Return False if there is none to share."""
-        record = shared_record(self.owner.gate, origin)
-        if record is None:
-            return False
-        self._requested.pop(origin, None)
-        for number in list(numbers):
-            if (worker := self._workers.get(number)) is not None:
-                worker.send(channel.SharedRecord(origin, record))
-        return True
+        if changed:
+            self._broadcast(channel.DropRecords(list(changed)))
 
     async def settle(self) -> None:
         """Return when every worker follows all that was sent, and has reported all its counts.
@@ -366,7 +348,7 @@ class Workers:
     ) -> None:
         """Handle a message from a worker."""
         if connection is not None and isinstance(message, HandOver):
-            self._server.serve(connection, message.unanswered, message.passes)
+            self._server.serve(connection, message.unanswered)
         elif isinstance(message, channel.WorkerCounts):
             self._add_counts(worker, message)
         elif isinstance(message, channel.RecordRequest):
@@ -380,13 +362,10 @@ class Workers:
             _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
 
     def _on_record_request(self, worker: _Worker, origin: str) -> None:
-        if self._send_record(origin, [worker.number]):
-            return
-        worker.send(channel.DropRecords([origin]))  # the worker passes the waiting connections on
-        requested = self._requested
-        if origin not in requested and len(requested) >= _MAX_REQUESTED:
-            del requested[next(iter(requested))]
-        requested.setdefault(origin, set()).add(worker.number)
+        if (record := shared_record(self.owner.gate, origin)) is not None:
+            worker.send(channel.SharedRecord(origin, record))
+        else:  # the worker passes the connections on that wait for it
+            worker.send(channel.DropRecords([origin]))
 
     def _add_counts(self, worker: _Worker, added: channel.WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""

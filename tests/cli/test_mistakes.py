@@ -33,7 +33,6 @@ def refused(capsys: Capture, *arguments: str) -> str:
 
 NUMBERS = {
     "serve --port": "a whole number",
-    "serve --proxy": "a whole number",
     "serve --workers": "a whole number",
     "healthcheck --port": "a whole number",
     "top --port": "a whole number",

@@ -62,12 +62,10 @@ def test_serve_tells_a_program_where_it_listens_in_json(
     wired: list[ServeOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["serve", "--json"])
-    wired[0].announce("http://127.0.0.1:1", "curl ...", None)
-    wired[0].announce("http://127.0.0.1:1", "curl ...", "http://127.0.0.1:2")
+    wired[0].announce("http://127.0.0.1:1", "curl ...")
 
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert told[0] == {"listening": "http://127.0.0.1:1", "try": "curl ..."}
-    assert told[1] == told[0] | {"proxy": "http://127.0.0.1:2"}
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"listening": "http://127.0.0.1:1", "try": "curl ..."}
 
 
 def test_a_failing_healthcheck_speaks_json_when_asked_to(
@@ -98,6 +96,7 @@ def test_an_environment_variable_that_is_no_setting_is_named(
         ('[[host]]\nmatch = "a.example"\ngroup = "none"\n', "none"),
         ('[server]\nsocket = ""\n', "socket"),
         ('[storage]\npath = ""\n', "path"),
+        ("[server]\nproxy_port = 8751\n", "server.proxy_port: the sidecar has no proxy"),
         ("[cache]\nmax_ttl = 1e12\n", "max_ttl"),
         ("[cache]\nmin_ttl = 900.0\nmax_ttl = 700.0\n", "min_ttl"),
         (b'user_agent = "b\xfc"\n', "not valid TOML"),
@@ -142,7 +141,6 @@ def test_a_setting_that_is_refused_after_parsing_still_names_the_file(
         (["--storage", "/nowhere/x"], "--storage: /nowhere/x: there is no directory /nowhere;"),
         (["--storage", ""], "--storage: a string that is not empty, not ''"),
         (["--fleet", ""], "--fleet: a string that is not empty, not ''"),
-        (["--proxy", "-1"], "--proxy: "),
         (["--allow-address", "127.0.0.0/99"], "--allow-address: '127.0.0.0/99' does not"),
         (["--user-agent", ""], "--user-agent: '' contains no product token"),
     ],

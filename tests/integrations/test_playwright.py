@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from gatekeeper import ConfigError, Gatekeeper
-from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.proxy import Proxy
 from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.effort import LONG, some_of
 from tests.integrations import test_conformance as suite
@@ -166,37 +163,6 @@ async def test_redirect_hops_in_a_browser_are_not_decided_and_take_no_lease(
     assert polite.unseen == 2
     with pytest.raises(ConfigError, match="document"):
         await polite_route(await opened.new_context(), gate, exempt=["document"])
-
-
-async def test_the_proxy_sees_every_hop(internet: FakeInternet, opened: Any) -> None:
-    """The documented remedy: each hop is decided and needs a lease."""
-    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n")
-    site.redirect("/x", "/private").page("/private", "there")
-    site.redirect("/y", "/z").on("/z", html("<img src=/i.png>")).page("/i.png")
-    internet.site("b.test").robots("").redirect("/", "http://10.1.2.3/")
-    sidecar = Sidecar(internet, settings(), None)
-    await sidecar.start()
-    runner = web.ServerRunner(Server(Proxy(sidecar.service).handle, header=16_384))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        context = await opened.new_context(proxy={"server": server}, service_workers="block")
-        page = await context.new_page()
-        denied = await page.goto("http://a.test/x")
-        assert (denied.status, denied.url) == (403, "http://a.test/private")
-        response = await page.goto("http://a.test/y")
-        assert response.url == "http://a.test/z"
-        assert (await page.goto("http://b.test/")).status == 403
-        await context.close()
-    finally:
-        await runner.cleanup()
-        await sidecar.stop()
-    assert {"/x", "/y", "/z", "/i.png"} <= set(site.paths)
-    assert "/private" not in site.paths
-    assert min(site.gaps()) >= 0.2
-    assert not internet.dialled("10.1.2.3")
-    assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
 
 
 async def test_what_a_page_loads_is_decided_and_takes_no_leases(

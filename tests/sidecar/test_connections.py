@@ -25,8 +25,7 @@ from tests.internet import FakeInternet, Hold
 from tests.waiting_support import until
 
 LIMITS = ConnectionLimits(clients=16, backlog=64)
-"""16 connections may be open; with a forward proxy 12, and 4 to the proxy. So it is with the
-listener of health and metrics."""
+"""16 connections may be open; with a listener of health and metrics 12, and 4 to that."""
 
 
 @dataclass
@@ -76,7 +75,7 @@ def certificate() -> Iterator[tuple[str, str, ssl.SSLContext]]:
 async def run(
     certificate: tuple[str, str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Run]:
-    """`await run("unix tls", drain_grace=1.0, ...)`: the words are `unix`, `tls`, `proxy`,
+    """`await run("unix tls", drain_grace=1.0, ...)`: the words are `unix`, `tls`,
     `diagnostics`, `workers`; the others are settings of [server]."""
     monkeypatch.setattr(process, "raise_file_limit", lambda: LIMITS)
     async with AsyncExitStack() as cleanup:
@@ -88,8 +87,6 @@ async def run(
                 given["socket"] = f"{folder}/s"
             if "tls" in words:
                 given |= {"tls_cert": certificate[0], "tls_key": certificate[1]}
-            if "proxy" in words:
-                given["proxy_port"] = 0
             if "diagnostics" in words:
                 given["diagnostics"] = "127.0.0.1:0"
             if "workers" in words:
@@ -105,7 +102,7 @@ async def run(
                 identity="testbot/1.0",
                 config=config,
                 reread=lambda: config,
-                announce=lambda where, _curl, proxy: heard.append(proxy or where),
+                announce=lambda where, _curl: heard.append(where),
             )
             stack = await cleanup.enter_async_context(AsyncExitStack())
             service = await stack.enter_async_context(process.running(options))
@@ -118,7 +115,6 @@ async def run(
             most = LIMITS.clients
             if "diagnostics" in words:
                 [place] = service.diagnostics
-            if "proxy" in words or "diagnostics" in words:
                 most -= 12
             context = certificate[2] if "tls" in words else None
             return Running(service, place, most, context, stack)
@@ -127,7 +123,7 @@ async def run(
 
 
 LISTENERS = [
-    *("tcp", "tls", "unix", "unix tls", "proxy", "proxy tls", "diagnostics", "diagnostics tls"),
+    *("tcp", "tls", "unix", "unix tls", "diagnostics", "diagnostics tls"),
     "workers",
 ]
 
@@ -272,11 +268,9 @@ async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
     page = f"http://127.0.0.1:{internet.listener().port()}/"
     running = await run(words, drain_grace=60.0, allowed_hosts=("127.0.0.1:1",))
     running.service.clock = clock = GraceClock()
-    # A page that the proxy refuses, a probe, or a check that is answered inline.
+    # A probe, or a check that is answered inline.
     target = f"/v1/check?url={quote(page, safe='')}"
-    if "proxy" in words:
-        target = "http://10.0.0.1/"
-    elif "diagnostics" in words:
+    if "diagnostics" in words:
         target = "/readyz"
     versions = [b"1.0", b"1.1"] if running.most == 4 else [b"1.0", b"1.1", b"1.1", b"1.1"]
     clients = [BusyClient(running, target, version) for version in versions]

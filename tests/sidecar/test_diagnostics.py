@@ -40,7 +40,7 @@ async def run() -> AsyncIterator[Run]:
                 identity="testbot/1.0",
                 config=config,
                 reread=lambda: config,
-                announce=lambda where, curl, proxy: None,
+                announce=lambda where, curl: None,
             )
             service = await stack.enter_async_context(process.running(options))
             if (workers := service.workers) is not None:

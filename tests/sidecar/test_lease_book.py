@@ -154,32 +154,10 @@ def test_a_shortened_journal_keeps_expired_leases(
     for name in ("a", "b"):
         journal.granted(starting_now(name, 60.0, clock))
     clock.advance(61.0)
-    for name in ("a", "b"):
-        journal.expired(name)
     journal.ended("b")
     journal.close()
 
     assert set(left_by(path, clock)) == {"a"}
-
-
-def test_a_partial_line_that_can_not_be_removed_damages_no_other_line(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
-    write = os.write
-
-    def refuse(*_: object) -> None:
-        raise OSError("read-only")
-
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 4]))
-        disk.setattr(os, "ftruncate", refuse)
-        with pytest.raises(OSError, match="space"):
-            journal.granted(OpenLease("b", 5.0, URL))
-    journal.granted(OpenLease("c", 5.0, URL))
-    journal.close()
-
-    assert set(left_in(path)) == {"c"}
 
 
 def test_a_journal_whose_descriptor_was_closed_is_opened_again(path: Path) -> None:

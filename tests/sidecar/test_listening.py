@@ -37,7 +37,7 @@ def test_t5_a_unix_socket_belongs_to_its_owner_alone(path: Path) -> None:
 
 
 def test_closing_removes_the_socket_file(path: Path) -> None:
-    listening.close_sockets([opened(path)])
+    opened(path).close()
 
     assert not path.exists()
 
@@ -46,23 +46,25 @@ def test_closing_does_not_remove_another_socket_at_the_path(path: Path) -> None:
     first = opened(path)
     path.rename(path.with_name("moved"))
     with opened(path):
-        listening.close_sockets([first])
+        first.close()
 
         assert path.exists()
 
 
 def test_closing_does_not_remove_the_socket_of_a_successor(path: Path) -> None:
-    first = opened(path)
-    first.close()  # as a server does when it has drained
+    first, second = opened(path), socket.socket(socket.AF_UNIX)
     path.unlink()
-    with opened(path):
-        listening.close_sockets([first])
-
+    with second:
+        second.bind(str(path))
+        first.close()  # its inode is in use until then, so the other file has another number
+        assert path.exists()
+        first.close()  # as at the end of a server that has drained
         assert path.exists()
 
 
 def test_a_stale_socket_is_replaced(path: Path) -> None:
-    opened(path).close()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # as of a process that was killed
 
     with opened(path) as sock:
         assert sock.getsockname() == str(path)
@@ -94,18 +96,8 @@ def test_a_port_is_in_use_as_soon_as_it_is_opened() -> None:
     [sock] = listening.open_sockets(ServerConfig(port=0))
     with sock:
         port = listening.addresses([sock])[0][1]
-        with pytest.raises(ConfigError, match=f"port {port}: .*--proxy or server.proxy_port"):
-            listening.open_proxy_sockets(ServerConfig(proxy_port=port))
-
-
-def test_the_proxy_of_the_sidecar_is_deprecated(caplog: pytest.LogCaptureFixture) -> None:
-    for sock in listening.open_proxy_sockets(ServerConfig(proxy_port=0)):
-        sock.close()
-    [record] = caplog.records
-    assert "server.proxy_port (--proxy) is deprecated" in record.getMessage()
-    assert "`gatekeeper proxy`" in record.getMessage()
-    assert listening.open_proxy_sockets(ServerConfig()) == []
-    assert len(caplog.records) == 1
+        with pytest.raises(ConfigError, match=f"port {port}: .*--port or server.port"):
+            listening.open_sockets(ServerConfig(port=port))
 
 
 def test_port_0_takes_a_free_port() -> None:

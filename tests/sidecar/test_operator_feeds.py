@@ -305,7 +305,7 @@ async def test_a_draining_service_ends_its_streams(serve: Any) -> None:
         service.service.phase = "draining"
         text = await response.content.read()
     assert text.endswith(b"event: bye\ndata: {}\n\n")
-    await service.service.streams.drained()
+    await until(lambda: not service.service.streams)
 
 
 async def refused_stream(service: Any, session: aiohttp.ClientSession) -> tuple[int, str, str]:

@@ -52,17 +52,6 @@ async def test_the_printed_curl_line_works(start: Any) -> None:
     assert json.loads(out)["reason"] == "blocked"
 
 
-async def test_serve_with_proxy_is_a_forward_proxy(start: Any, origin: str) -> None:
-    sidecar = await start("--user-agent", "testbot/1.0", "--proxy", "0")
-    line = (await sidecar.process.stdout.readline()).decode()
-    proxy = line.removeprefix("proxy for plain http: ").strip()
-    async with sidecar.session.get(f"{origin}/page", proxy=proxy) as response:
-        assert (response.status, await response.text()) == (200, "the page")
-    for refused in (f"{origin}/private", f"{proxy}/", f"{sidecar.base}/v1/hosts"):  # T3
-        async with sidecar.session.get(refused, proxy=proxy) as response:
-            assert response.status == 403
-
-
 @pytest.mark.parametrize("way", ["tcp", "unix"])
 async def test_the_curl_line_works_with_tls_and_a_token(
     start: Any, socket_folder: Path, tmp_path: Path, way: str

@@ -24,6 +24,7 @@ from gatekeeper import Gatekeeper
 from gatekeeper.cli import main
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar import worker as worker_module
 from gatekeeper.sidecar import workers as workers_module
 from gatekeeper.sidecar.channel import Channel, HandOver
 from gatekeeper.sidecar.listening import Acceptor, Server
@@ -524,3 +525,35 @@ async def test_connections_that_a_process_passed_on_before_it_ended_are_taken() 
     assert len(taken) == 20
     for one in taken:
         one.close()
+
+
+async def test_a_question_that_comes_while_another_waits_for_a_record_is_not_lost() -> None:
+    ours, theirs = socket.socketpair()
+    passed: list[HandOver] = []
+    known: set[str] = set()
+    worker = SimpleNamespace(
+        loop=asyncio.get_running_loop(),
+        clients=set(),
+        done=asyncio.get_running_loop().create_future(),
+        max_connections=1,
+        max_request=1000,
+        max_header=8190,
+        waiting={"http://a.test": []},
+        missing_origin=None,
+        channel=SimpleNamespace(send=lambda message, _fd: passed.append(message)),
+    )
+
+    def answer(request: Any, *_: object) -> bytes | None:
+        worker.missing_origin = "http://a.test"
+        return b"answered" if known else None
+
+    worker.answer = answer
+    first, second = (b"GET /v1/check?url=%d HTTP/1.1\r\nHost: x\r\n\r\n" % n for n in (1, 2))
+    made = worker_module._WorkerConnection(cast("Any", worker), b"")
+    await worker.loop.connect_accepted_socket(lambda: made, ours)
+    with theirs:
+        made.data_received(first)
+        made.data_received(second)
+        known.add("http://a.test")
+        made.retry()
+        assert passed == [HandOver(first + second)]  # the owner reads requests one after the other

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 
 import aiohttp
 import msgspec
@@ -36,8 +35,6 @@ from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-_T = TypeVar("_T")
 
 _REQUEST_FIELDS = (
     "Accept",
@@ -112,21 +109,15 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
     """Fetch a page politely: decide, wait for the host, then stream the site's response."""
     query = call.parameters(FetchQuery)
-    async with time_limit(service) as end:
-        return await _follow(service, call, query.url, end)
-
-
-@contextlib.asynccontextmanager
-async def time_limit(service: Service) -> AsyncIterator[float]:
-    """Limit what is fetched inside to `fetch_timeout`; yields the monotonic moment of its end.
-
-    An error that keeps the page from coming becomes a Problem; a refusal is raised unchanged.
-    """
+    seconds = service.config.server.fetch_timeout
     try:
-        async with deadline(service.clock, service.config.server.fetch_timeout):
-            yield service.clock.monotonic() + service.config.server.fetch_timeout
-    except (Denied, LeaseTimeout):
-        raise  # 403 or 429, for the first URL as for a redirect hop
+        async with deadline(service.clock, seconds):
+            return await _follow(service, call, query.url, service.clock.monotonic() + seconds)
+    except Denied as error:  # 403 or 429, for the first URL as for a redirect hop
+        service.decided(error.decision, call)
+        raise
+    except LeaseTimeout:
+        raise
     except TimeoutError as error:
         raise Problem(504, "timeout", "the page did not come in time") from error
     except aiohttp.ClientConnectorError as error:
@@ -148,29 +139,13 @@ async def _follow(service: Service, call: Call, url: str, end: float) -> web.Str
     the guard can see them (T1, each hop). Also, each hop's decision belongs in the log (T20).
     """
     for _ in range(1 + _MAX_REDIRECTS):
-        answer = await with_lease(service, call, url, end, partial(_send, service, call, url))
+        async with await _lease(service, call, url, end) as lease:
+            with service.streams:
+                answer = await _send(service, call, url, lease)
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
     raise Problem(502, "too-many-redirects", f"more than {_MAX_REDIRECTS} redirects")
-
-
-async def with_lease(
-    service: Service, call: Call, url: str, end: float, send: Callable[[Lease], Awaitable[_T]]
-) -> _T:
-    """Wait for a lease of the host until `end` (monotonic), and return `await send(lease)`."""
-    try:
-        lease = await _lease(service, call, url, end)
-        lease.enter()
-        try:
-            with service.streams:
-                service.decided(lease.decision, call)
-                return await send(lease)
-        finally:
-            lease.leave()
-    except Denied as error:
-        service.decided(error.decision, call)
-        raise
 
 
 async def _send(service: Service, call: Call, url: str, lease: Lease) -> web.StreamResponse | str:
@@ -183,21 +158,21 @@ async def _send(service: Service, call: Call, url: str, lease: Lease) -> web.Str
     ) as page:
         service.operators.feed.reported(lease.host, page.status)
         if page.status in REDIRECTS and (location := page.headers.get("Location")):
-            return _redirect_url(url, location)
-        hold_while_read(lease, page)
-        return await pass_page_on(service, call, page, lambda: _head(page, lease.decision))
-
-
-def hold_while_read(lease: Lease, page: aiohttp.ClientResponse) -> None:
-    """Hold the slot of the lease, and count bytes, until the page has been read."""
-    lease.ends_with(page.connection, counting_bytes(lease, page) if lease.counts_bytes else None)
+            try:
+                return urls.redirected(url, location)
+            except InvalidURL as error:
+                raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
+        # The slot is held, and bytes are counted, until the page has been read.
+        count = counting_bytes(lease, page) if lease.counts_bytes else None
+        lease.ends_with(page.connection, count)
+        return await _pass_on(service, call, page, lease.decision)
 
 
 async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     """Wait for a lease of the host as any client does: bounded and fair (T8, T15).
 
     Nobody waits while the service drains (T16). Raises LeaseTimeout if the lease does not come in
-    time.
+    time, until `end` (monotonic).
     """
     cached = service.gate.peek(url)
     if cached is not None:
@@ -211,24 +186,14 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     wanted = LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
     lease = await service.leases.waiters.acquire(service.gate, wanted, call.client)
     service.waited(service.clock.monotonic() - started)
+    service.decided(lease.decision, call)
     return lease
 
 
-def _redirect_url(url: str, location: str) -> str:
-    """Return the URL that a Location names. Raises Problem 502 if it is malformed."""
-    try:
-        return urls.redirected(url, location)
-    except InvalidURL as error:
-        raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
-
-
-async def pass_page_on(
-    service: Service,
-    call: Call,
-    page: aiohttp.ClientResponse,
-    head: Callable[[], Mapping[str, str] | list[tuple[str, str]]],
+async def _pass_on(
+    service: Service, call: Call, page: aiohttp.ClientResponse, decision: Decision
 ) -> web.StreamResponse:
-    """Send a response with the header fields of `head()`, and stream the page's body.
+    """Send a response with the head of a page, and stream its body.
 
     The body has at most `fetch_max_body` octets. Once the head has been sent, any error makes
     `Service` abort the connection.
@@ -239,7 +204,7 @@ async def pass_page_on(
         raise Problem(502, "too-large", f"the page has {length} bytes; {limit} are allowed")
     if not 200 <= page.status <= 599:
         raise Problem(502, "bad-answer", f"the site answered with the status {page.status}")
-    response = web.StreamResponse(status=page.status, headers=head())
+    response = web.StreamResponse(status=page.status, headers=_head(page, decision))
     response.headers["X-Request-Id"] = call.id
     if length is not None:
         response.content_length = length
@@ -261,20 +226,15 @@ def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
         for name in _RESPONSE_FIELDS
         if name in page.headers and len(page.headers[name]) <= _MAX_FIELD
     }
-    refuse_unsendable(headers.items())
+    for name, value in headers.items():
+        if _UNSENDABLE.search(value):
+            raise Problem(502, "bad-answer", f"the site's {name} header holds forbidden characters")
     headers.update(_usage_fields(page))
     headers.update(_SAFETY_FIELDS)
     headers.update(decision_headers(decision))
     headers["Content-Location"] = str(page.url)
     headers["Server"] = "gatekeeper"
     return headers
-
-
-def refuse_unsendable(headers: Iterable[tuple[str, str]]) -> None:
-    """Raise Problem 502 if a header field of the site can't be passed on."""
-    for name, value in headers:
-        if _UNSENDABLE.search(value):
-            raise Problem(502, "bad-answer", f"the site's {name} header holds forbidden characters")
 
 
 def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
@@ -330,23 +290,23 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
             if call.request.method == "HEAD":
                 return response
             told = 0
-            while entry is not None:
+            while True:
+                for finding in found.findings[told:]:
+                    await response.write(encode(SitemapLine(finding=finding)) + b"\n")
+                told = len(found.findings)
+                if entry is None:
+                    return response
                 await response.write(encode(entry) + b"\n")
-                told = await _write_findings(response, found, told)
                 entry = await _next_entry(service, found)
-            await _write_findings(response, found, told)
-    return response
 
 
 async def _lease_for_list(service: Service, call: Call, url: str) -> Lease:
     """Wait for a lease for one sitemap, as any client does (T15). The decision is logged (T20)."""
     try:
-        lease = await _lease(service, call, url, service.clock.monotonic() + _LIST_WAIT)
+        return await _lease(service, call, url, service.clock.monotonic() + _LIST_WAIT)
     except Denied as error:
         service.decided(error.decision, call)
         raise
-    service.decided(lease.decision, call)
-    return lease
 
 
 async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:
@@ -354,13 +314,6 @@ async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:
     if service.phase != "serving":
         raise draining()
     return await anext(found, None)
-
-
-async def _write_findings(response: web.StreamResponse, found: Sitemaps, told: int) -> int:
-    """Write the findings that were not written before. Return how many there are."""
-    for finding in found.findings[told:]:
-        await response.write(encode(SitemapLine(finding=finding)) + b"\n")
-    return len(found.findings)
 
 
 ROUTES = (

@@ -52,9 +52,21 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     except Problem as problem:  # nginx would answer its 429 with a 500
         raise Problem(403, problem.kind, problem.detail, wait=problem.wait) from None
     try:
-        return await _answer_admitted(service, call)
+        decision = await _decide(service, call)
+    except Problem:
+        raise
+    except InvalidURL as error:
+        raise Problem(403, "invalid-url", str(error)) from error
+    except Exception as error:
+        _log.exception("forward-auth %s failed", call.id)
+        raise Problem(403, "internal", f"an internal error; the log names it {call.id}") from error
     finally:
         service.clients.leave(call.client)
+    service.decided(decision, call)
+    headers = decision_headers(decision)
+    if decision.retry_at is not None and not decision:
+        headers["Retry-After"] = retry_after(service.seconds_until(decision.retry_at))
+    return web.Response(status=200 if decision else 403, headers=headers)
 
 
 def _check_host(service: Service, call: Call) -> None:
@@ -69,26 +81,6 @@ def _check_host(service: Service, call: Call) -> None:
         name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
         if host not in hosts and name not in hosts:
             raise Problem(403, "host", "server.forward_auth_hosts does not list this Host header")
-
-
-async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
-    """Answer a request that was admitted with 200 or 403, by its decision."""
-    try:
-        decision = await _decide(service, call)
-    except Problem:
-        raise
-    except InvalidURL as error:
-        raise Problem(403, "invalid-url", str(error)) from error
-    except Exception as error:
-        _log.exception("forward-auth %s failed", call.id)
-        raise Problem(403, "internal", f"an internal error; the log names it {call.id}") from error
-    service.decided(decision, call)
-    headers = decision_headers(decision)
-    if decision:
-        return web.Response(status=200, headers=headers)
-    if decision.retry_at is not None:
-        headers["Retry-After"] = retry_after(service.seconds_until(decision.retry_at))
-    return web.Response(status=403, headers=headers)
 
 
 async def _decide(service: Service, call: Call) -> Decision:
