@@ -13,10 +13,10 @@ import binascii
 import hashlib
 import re
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from gatekeeper.errors import needs_extra
 from gatekeeper.signing import PublicKey, SigningKey
@@ -41,6 +41,9 @@ _NAME = re.compile(
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+as_json = msgspec.json.Encoder().encode
+UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError)
+"""What `as_json` raises for values that JSON can't hold: see `encode`."""
 
 
 class BadLine(ValueError):
@@ -54,43 +57,43 @@ def recorded_url(url: str) -> str:
     >>> recorded_url("https://a.example/@ann?to=//ann:pw@b.example/#top")
     'https://a.example/@ann?to=//***@b.example/'
     """
-    return (without_userinfo(url) if "@" in url else url).partition("#")[0]
+    if "@" in url:
+        url = without_userinfo(url)
+    return url.partition("#")[0] if "#" in url else url
 
 
 # --- lines -----------------------------------------------------------------------------------
 
 
 def encode_line(n: int, prev: str, t: str, m: float, kind: str, fields: dict[str, Any]) -> bytes:
-    """Return a line without its newline. `fields` has at least one field, in its kind's order.
+    """Return a line without its newline; `fields` are those of its kind, in order.
 
     >>> encode_line(1, "00", "2026-01-31T12:00:00.000000Z", 1.5, "end", {"reason": "closed"})
-    b'{"v":1,"n":1,"prev":"00","t":"2026-01-31T12:00:00.000000Z","m":1.500000,"kind":"end",\
+    b'{"v":1,"n":1,"prev":"00","t":"2026-01-31T12:00:00.000000Z","m":1.5,"kind":"end",\
 "reason":"closed"}'
     """
-    return join_line(n, prev, t, m, kind, encode_fields(fields))
+    return encode({"v": VERSION, "n": n, "prev": prev, "t": t, "m": m, "kind": kind, **fields})
 
 
-def encode_fields(fields: dict[str, Any]) -> bytes:
-    """Return the fields as the end of a line, for `join_line`. Half characters, which JSON in UTF-8
-    can't hold, are escaped."""
+def encode(line: Any) -> bytes:
+    """Return a line, as a dictionary or one of `lines.WRITTEN`. What JSON in UTF-8 can't hold, such
+    as half a character, is escaped."""
     try:
-        return msgspec.json.encode(fields)[1:]
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_whole(fields))[1:]
+        return as_json(line)
+    except UNENCODABLE:
+        return as_json(_encodable(line if isinstance(line, dict) else asdict(line)))
 
 
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
-    return [_whole(one) for one in value] if isinstance(value, list) else value
-
-
-def join_line(n: int, prev: str, t: str, m: float, kind: str, fields: bytes) -> bytes:
-    """Return a line without its newline. `fields`: the result of `encode_fields`."""
-    head = f'{{"v":1,"n":{n},"prev":"{prev}","t":"{t}","m":{m:.6f},"kind":"{kind}",'
-    return head.encode() + fields
+        return {str(key): _encodable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(one) for one in value]
+    if value is None or isinstance(value, bool | float) or value is msgspec.UNSET:
+        return value
+    if isinstance(value, int):
+        return max(-(2**63), min(value, 2**63 - 1))
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def decode_line(raw: bytes) -> dict[str, Any]:
@@ -148,13 +151,19 @@ def time_text(wall: float) -> str:
     '2026-01-31T12:00:00.250000Z'
     """
     micros = int(wall * 1e6 + 0.5)
-    seconds = micros // 1_000_000
-    return "%s%06dZ" % (_second(seconds), micros - seconds * 1_000_000)  # noqa: UP031 - faster
+    begin, second = _second[0]
+    rest = micros - begin
+    if not 0 <= rest < 1_000_000:
+        rest = micros % 1_000_000
+        at = _EPOCH + timedelta(seconds=micros // 1_000_000)
+        second = f"{at:%Y-%m-%dT%H:%M:%S}."
+        _second[0] = micros - rest, second
+    return f"{second}{_DIGITS[rest // 1000]}{_DIGITS[rest % 1000]}Z"
 
 
-@lru_cache(maxsize=64)  # most lines are of the last seconds
-def _second(seconds: int) -> str:
-    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}."
+_DIGITS = [f"{number:03d}" for number in range(1000)]
+_second = [(0, "1970-01-01T00:00:00.")]
+"""The begin of the latest second, in microseconds, and its text: most times are of one second."""
 
 
 def time_of(text: str) -> float:

@@ -32,6 +32,7 @@ from gatekeeper.audit.chain import (
     time_text,
 )
 from gatekeeper.audit.files import is_written, write_segment
+from gatekeeper.audit.index import index_path
 from gatekeeper.audit.lines import (
     BlockLine,
     DecidedLine,
@@ -278,6 +279,7 @@ def _replace(segment: _Segment) -> None:
                 first, last = next(spans, (1, 0))
             yield (_placeholder(octets, digest) if first <= n <= last else octets) + b"\n"
 
+    index_path(segment.path).unlink(missing_ok=True)
     write_segment(segment.path, copied())
 
 

@@ -11,9 +11,7 @@ import gzip
 import itertools
 import os
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -22,11 +20,9 @@ from gatekeeper.audit.chain import (
     OPEN,
     SEAL,
     SegmentName,
-    decode_line,
     digest_of,
     text_path,
 )
-from gatekeeper.gate.parts import FoundLine
 
 LARGE: Final = 65_536
 """A text of so many octets is not compressed, as that would delay the loop."""
@@ -76,13 +72,19 @@ _numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under another name, and rename it at the end. Raises OSError."""
+def whole_file(path: Path, *, only_copy: bool = False) -> Iterator[BinaryIO]:
+    """Write a file under another name, and rename it at the end. Raises OSError.
+
+    `only_copy`: what it replaces is lost, so it has to be on the disk first.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(temporary, flags, 0o600), "wb") as file:
             yield file
+            if only_copy:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -90,32 +92,37 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_segment(path: Path, blocks: Iterable[bytes], level: int = 6) -> None:
+def write_segment(path: Path, lines: Iterable[bytes]) -> None:
     """Write a segment, compressed if its name says so. One in its place is replaced, and its time
     is kept: `audit.keep` goes by the time at which it was closed. Raises OSError."""
     times = None
     with contextlib.suppress(FileNotFoundError):
         times = path.stat()
-    with whole_file(path) as file:
+    with whole_file(path, only_copy=True) as file:
         if path.name.endswith(CLOSED):
-            with gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
-                packed.writelines(blocks)
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                packed.writelines(lines)
         else:
-            file.writelines(blocks)
-        file.flush()
-        os.fsync(file.fileno())  # the only copy from here on
+            file.writelines(lines)
     if times is not None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def compress(path: Path, wall: float) -> None:
+def compress(path: Path, wall: float) -> list[tuple[int, int]]:
     """Replace a segment, closed at a wall time, by its compressed form. For a thread. Raises
-    OSError."""
-    target = path.with_name(path.name.removesuffix(OPEN) + CLOSED)
-    with path.open("rb") as plain:
-        write_segment(target, iter(partial(plain.read, _BLOCK), b""), _LEVEL)
+    OSError.
+
+    It is compressed in members of whole lines, so that it need not be read from its begin. Return
+    the place of each, and the octets of the plain segment up to its end.
+    """
+    target, members = path.with_name(path.name.removesuffix(OPEN) + CLOSED), []
+    with path.open("rb") as plain, whole_file(target, only_copy=True) as file:
+        while block := plain.read(_BLOCK) + plain.readline():
+            members.append((file.tell(), plain.tell()))
+            file.write(gzip.compress(block, _LEVEL, mtime=0))
     os.utime(target, (wall, wall))
     path.unlink()
+    return members
 
 
 def count_segments(folder: Path) -> tuple[int, int]:
@@ -123,27 +130,6 @@ def count_segments(folder: Path) -> tuple[int, int]:
     found = [one for one in os.scandir(folder) if SegmentName.parse(one.name) is not None]
     segments = [one for one in found if not one.name.endswith(SEAL)]
     return len(segments), sum(one.stat().st_size for one in segments)
-
-
-def find_decision(folder: Path, chain: str, number: int, decision: str) -> FoundLine | None:
-    """Find a line about a decision in one segment of a chain. For a thread. Raises OSError.
-
-    None if there is none, or no such segment. It reads the whole segment, which `audit.rotate`
-    bounds: an index of ids would cost each line time and memory, for a question that is rare.
-    """
-    wanted = f'"decision":"{decision}"'.encode()
-    for suffix in (OPEN, CLOSED):
-        path = folder / str(SegmentName(chain, number, suffix))
-        with (
-            contextlib.suppress(FileNotFoundError, EOFError, zlib.error),
-            path.open("rb") if suffix == OPEN else gzip.open(path) as lines,
-        ):
-            for raw in lines:
-                if wanted in raw and raw.endswith(b"\n"):
-                    line = decode_line(raw)
-                    if line.get("decision") == decision:
-                        return FoundLine(chain, path.name, line)
-    return None
 
 
 class TextStore:

@@ -143,10 +143,11 @@ class AuditedLeases(LeaseManager):
     def acquire_nowait(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """Grant a lease without waiting; see `LeaseManager`."""
         lease = LeaseManager.acquire_nowait(self, url, owner)
-        if lease is None:
-            return None
-        record = self.decider.records.get(lease.decision.origin)
-        return lease if self._written(lease, record) else None
+        if lease is not None:
+            record = self.decider.records.get(lease.decision.origin)
+            if self._written(lease, record):
+                return lease
+        return None
 
     async def acquire(
         self,

@@ -7,8 +7,9 @@ the line before; `t` and `m`, the wall clock and the monotonic clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
@@ -240,6 +241,21 @@ Line = (
     | ErasedLine
 )
 """Any line."""
+
+
+def _written(kind: type[ChainLine]) -> Callable[..., Any]:
+    common = ["v", "n", "prev", "t", "m", "kind"]
+    own = kind.__struct_fields__[len(ChainLine.__struct_fields__) :]
+    return msgspec.defstruct(kind.__name__, [*common, *own], gc=False)
+
+
+WRITTEN: Final = {
+    kind.__struct_config__.tag: _written(kind)
+    for kind in get_args(Line)
+    if issubclass(kind, ChainLine)
+}
+"""What makes a line of each kind for its writer: with `kind` among its fields, where it stands in
+the line, and times as text. It has to be given every field."""
 
 _decoder = msgspec.json.Decoder(Line)
 

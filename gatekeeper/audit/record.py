@@ -15,19 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from gatekeeper import http_fields
-from gatekeeper.audit.chain import MAX_TEXT, recorded_url, time_text
-from gatekeeper.audit.files import TextStore, count_segments, find_decision
+from gatekeeper.audit.chain import MAX_TEXT, VERSION, SegmentName, recorded_url, time_text
+from gatekeeper.audit.files import TextStore, count_segments
+from gatekeeper.audit.index import find_decision
 from gatekeeper.audit.leases import (
     AuditedDecider,
     AuditedGrant,
     AuditedLeases,
     AuditedRobotsLease,
 )
+from gatekeeper.audit.lines import WRITTEN, ScopeInForce
 from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.writer import ChainWriter
 from gatekeeper.clock import Clock, boot_of
@@ -51,6 +53,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_SOURCES: Final = 10_000
 _OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
+_GRANT, _OUTCOME = WRITTEN["grant"], WRITTEN["outcome"]
 _POLITE: Final = ("robots", "fetch", "cache", "guard", "pacing", "group")
 """The sections whose settings are in the `start` line."""
 
@@ -74,7 +77,11 @@ class AuditRecord:
         self._texts = TextStore(self._folder)
         self._finding = asyncio.Lock()
         self._refuses = audit.on_failure == "refuse"
-        self._address = {"full": _whole, "path": _without_query, "digest": self._digest}[audit.urls]
+        self._url: Callable[[str], str] = {
+            "full": _whole,
+            "path": _without_query,
+            "digest": self._digest,
+        }[audit.urls]
         self._rules: dict[str, HostRule] = {}
         self._sources: dict[str, str] = {}
         """Where the new file of an origin comes from, if not from the network."""
@@ -132,7 +139,7 @@ class AuditRecord:
         config = msgspec.to_builtins(self._config)
         if self._config.fleet.url is not None:
             config["fleet"]["url"] = without_credentials(self._config.fleet.url)
-        fields: dict[str, Any] = {
+        return {
             "gatekeeper": import_module("gatekeeper").__version__,  # no import of its products
             "user_agent": self._user_agent,
             "token": self._token,
@@ -142,11 +149,9 @@ class AuditRecord:
             "config": hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest(),
             "settings": {name: config[name] for name in _POLITE},
             "urls": self._config.audit.urls,
+            "salt": writer.salt if self._config.audit.urls == "digest" else msgspec.UNSET,
+            "chains": writer.named,
         }
-        if self._config.audit.urls == "digest":
-            fields["salt"] = writer.salt
-        fields["chains"] = writer.named
-        return fields
 
     # --- files --------------------------------------------------------------------------
 
@@ -177,21 +182,19 @@ class AuditRecord:
                 return
         down = record.unreachable_since is not None
         etag, modified = (None, None) if good is None else (good.etag, good.last_modified)
-        self._writer.add(
+        self._writer.note(
             "robots",
-            {
-                "origin": record.origin,
-                "source": source,
-                "outcome": current.outcome.row.name,
-                "status": current.status,
-                "hops": [self._url(hop) for hop in current.hops],
-                "validators": {"etag": etag, "last_modified": modified},
-                "fetched_at": time_text(current.wall),
-                "expires_at": time_text(wall + record.expires - now),
-                "size": size,
-                "text": digest,
-                "since": time_text(wall - record.unreachable_for(now)) if down else None,
-            },
+            origin=record.origin,
+            source=source,
+            outcome=current.outcome.row.name,
+            status=current.status,
+            hops=[self._url(hop) for hop in current.hops],
+            validators={"etag": etag, "last_modified": modified},
+            fetched_at=time_text(current.wall),
+            expires_at=time_text(wall + record.expires - now),
+            size=size,
+            text=digest,
+            since=time_text(wall - record.unreachable_for(now)) if down else None,
         )
         record.witness = digest or ""
 
@@ -203,11 +206,9 @@ class AuditRecord:
             self._writer.fail(error)
             return None
 
-    def _witness(self, decision: Decision, record: Record | None) -> str | None:
+    def _witness(self, decision: Decision, record: Record) -> str | None:
         """Return the digest of the text that decided, None without one. A record that has no line
         yet gets it: it comes from the state file."""
-        if record is None:
-            return None
         if record.witness is None:
             self._robots(record, self._sources.pop(record.origin, "state"))
         elif record.text is not None and record.witness not in self._texts.known:
@@ -220,44 +221,50 @@ class AuditRecord:
 
     def granted(self, grant: Grant, url: str, decision: Decision, record: Record | None) -> bool:
         """Write the line of a lease for a page. Return False if it may not be granted."""
-        text = self._witness(decision, record)
-        return self._granted(
-            grant,
-            {
-                "lease": decision.id,
-                "url": self._url(url),
-                "agent": decision.user_agent,
-                "robots": False,
-                "decision": decision.id,
-                "reason": decision.reason,
-                "line": None if decision.rule is None else decision.rule.line,
-                "text": text,
-            },
+        # A grant and its outcome are the cost of the record: their lines are made in as few calls
+        # as is readable.
+        clock, rule, lease = self._clock, decision.rule, decision.id
+        line = _GRANT(
+            VERSION,
+            0,
+            "",
+            time_text(clock.wall()),
+            clock.monotonic(),
+            "grant",
+            lease,
+            self._url(url),
+            decision.user_agent,
+            False,
+            lease,
+            decision.reason,
+            None if rule is None else rule.line,
+            None if record is None else self._witness(decision, record),
+            _scopes(grant),
         )
+        return self._granted(grant, line)
 
     def robots_granted(self, grant: Grant, target: Target) -> bool:
         """Write the line of a lease for a robots.txt. Return False if it may not be granted."""
         self._robots_leases += 1
-        return self._granted(
-            grant,
-            {
-                "lease": f"robots-{self._robots_leases:x}",
-                "url": self._url(target.url),
-                "agent": self._token,
-                "robots": True,
-                "decision": None,
-                "reason": None,
-                "line": None,
-                "text": None,
-            },
+        line = self._writer.line(
+            "grant",
+            lease=f"robots-{self._robots_leases:x}",
+            url=self._url(target.url),
+            agent=self._token,
+            robots=True,
+            decision=None,
+            reason=None,
+            line=None,
+            text=None,
+            scopes=_scopes(grant),
         )
+        return self._granted(grant, line)
 
-    def _granted(self, one: Grant, fields: dict[str, Any]) -> bool:
-        grant, writer = cast("AuditedGrant", one), self._writer  # by `grants`
-        fields["scopes"] = _scopes(grant)
-        if writer.add_now("grant", fields):
+    def _granted(self, grant: Any, line: Any) -> bool:
+        writer = self._writer
+        if writer.add_now(line):
             if grant.open:
-                grant.audit, grant.lease_id, grant.place = self, fields["lease"], writer.place
+                grant.audit, grant.lease_id, grant.place = self, line.lease, writer.place
         elif self._refuses:
             return False
         else:
@@ -285,12 +292,12 @@ class AuditRecord:
 
     async def find(self, decision: str) -> FoundLine | None:
         """Find a line about a decision in the open and the last closed segment. Raises OSError."""
-        async with self._finding:  # each reads a whole segment
-            for number in (self._writer.number, self._writer.number - 1):
-                place = self._folder, self._writer.name, number, decision
-                if (found := await asyncio.to_thread(find_decision, *place)) is not None:
-                    return found
-        return None
+        async with self._finding:  # one may read a whole segment
+            writer = self._writer
+            name = SegmentName(writer.name, writer.number)
+            return await asyncio.to_thread(
+                find_decision, self._folder, name, writer.index, decision
+            )
 
     def place_of(self, lease: Lease) -> tuple[str, int] | None:
         """Return the chain and the number of the line of a lease; None if it has none."""
@@ -307,30 +314,36 @@ class AuditRecord:
         if grant.place is None:
             self._writer.omit(self._writer.failing or "the grant was left out")
             return
-        clock, at = self._clock, grant.start_at
-        wall = clock.wall()
-        offset, end = wall - clock.monotonic(), time_text(wall)
-        waits = grant.retry_after
+        clock, start, head, waits = self._clock, None, None, grant.retry_after
+        wall, now = clock.wall(), clock.monotonic()
+        if grant.sent:
+            start = time_text(wall - now + grant.start_at)
+        if grant.head_at is not None:
+            head = time_text(wall - now + grant.head_at)
         if isinstance(waits, str):
             waits = http_fields.parse_retry_after(waits, wall)
         signals = grant.signals or {}
         if grant.status == 402:
             signals = {"payment": True, **signals}
-        self._writer.add(
-            "outcome",
-            {
-                "lease": grant.lease_id,
-                "start": time_text(at + offset) if grant.sent else None,
-                "head": None if grant.head_at is None else time_text(grant.head_at + offset),
-                "end": end,
-                "status": grant.status,
-                "retry_after": waits,
-                "size": grant.size,
-                "signed": grant.sent and self.signs and grant.is_ours(),
-                "signals": signals,
-            },
+        end = time_text(wall)
+        line = _OUTCOME(
+            VERSION,
+            0,
+            "",
             end,
+            now,
+            "outcome",
+            grant.lease_id,
+            start,
+            head,
+            end,
+            grant.status,
+            waits,
+            grant.size,
+            self.signs and grant.sent and grant.is_ours(),
+            signals,
         )
+        self._writer.add(line)
 
     def answered(self, lease: HeldLease, status: int, headers: Mapping[str, str]) -> None:
         """Note what the head of a response says about use, for the lease's outcome. `headers`: as
@@ -377,21 +390,18 @@ class AuditRecord:
         record = self._parts.decider.records.get(decision.origin)
         if record is not None and not _decided_by(record, decision):
             record = None  # it was replaced meanwhile
-        text = self._witness(decision, record)
-        self._writer.add(
+        text = None if record is None else self._witness(decision, record)
+        retry_at = decision.retry_at
+        self._writer.note(
             kind,
-            {
-                "url": self._url(decision.url),
-                "agent": decision.user_agent,
-                "verdict": decision.verdict,
-                "decision": decision.id,
-                "reason": decision.reason,
-                "line": None if decision.rule is None else decision.rule.line,
-                "text": text,
-                "retry_at": None
-                if decision.retry_at is None
-                else time_text(decision.retry_at.timestamp()),
-            },
+            url=self._url(decision.url),
+            agent=decision.user_agent,
+            verdict=decision.verdict,
+            decision=decision.id,
+            reason=decision.reason,
+            line=None if decision.rule is None else decision.rule.line,
+            text=text,
+            retry_at=None if retry_at is None else time_text(retry_at.timestamp()),
         )
 
     # --- operators and blocks -----------------------------------------------------------
@@ -403,26 +413,25 @@ class AuditRecord:
         until, reason = 0.0, None
         if history is not None:
             until, reason = history.blocked_until - clock.monotonic(), history.reason
-        self._writer.add(
+        self._writer.note(
             "block",
-            {
-                "scope": scope.name,
-                "by": by,
-                "reason": _short(reason),
-                "since": time_text(wall),
-                "until": time_text(wall + max(0.0, min(until, LONGEST))),
-            },
+            scope=scope.name,
+            by=by,
+            reason=_short(reason),
+            since=time_text(wall),
+            until=time_text(wall + max(0.0, min(until, LONGEST))),
         )
 
     def paused(self, host: str, by: str, ended: bool) -> None:
         """Write a pause, or its end."""
         since = time_text(self._clock.wall())
-        fields = {"scope": host, "by": by, "reason": None, "since": since, "until": None}
-        self._writer.add("pause", {**fields, "ended": ended})
+        self._writer.note(
+            "pause", scope=host, by=by, reason=None, since=since, until=None, ended=ended
+        )
 
     def settings_changed(self, pacing: PacingConfig) -> None:
         """Write settings of a reload."""
-        self._writer.add("settings", {"settings": {"pacing": msgspec.to_builtins(pacing)}})
+        self._writer.note("settings", settings={"pacing": msgspec.to_builtins(pacing)})
 
     def rules_changed(self) -> None:
         """Do nothing: `overrides_changed` knows the source."""
@@ -444,26 +453,22 @@ class AuditRecord:
             self._rule_sources = {one: self._rule_sources[one] for one in self._rules.values()}
 
     def _override(self, rule: HostRule, source: str, *, ended: bool) -> None:
-        self._writer.add(
+        self._writer.note(
             "override",
-            {
-                "match": rule.match,
-                "by": rule.by,
-                "reason": _short(rule.reason),
-                "until": None if rule.until is None else time_text(end_of(rule)),
-                "rule": None if ended else msgspec.to_builtins(rule),
-                "source": source,
-                "ended": ended,
-            },
+            match=rule.match,
+            by=rule.by,
+            reason=_short(rule.reason),
+            until=None if rule.until is None else time_text(end_of(rule)),
+            rule=None if ended else msgspec.to_builtins(rule),
+            source=source,
+            ended=ended,
         )
 
     # --- URLs ---------------------------------------------------------------------------
 
-    def _url(self, url: str) -> str:
-        return self._address(recorded_url(url))
-
     def _digest(self, url: str) -> str:
-        return hashlib.sha256(f"{self._writer.salt}{url}".encode(errors="replace")).hexdigest()
+        salted = f"{self._writer.salt}{recorded_url(url)}"
+        return hashlib.sha256(salted.encode(errors="replace")).hexdigest()
 
 
 def _decided_by(record: Record, decision: Decision) -> bool:
@@ -473,36 +478,36 @@ def _decided_by(record: Record, decision: Decision) -> bool:
 
 
 def _whole(url: str) -> str:
-    return url[:MAX_TEXT]
+    if len(url) <= MAX_TEXT and "@" not in url and "#" not in url:
+        return url  # as most are
+    return recorded_url(url)[:MAX_TEXT]
 
 
 def _without_query(url: str) -> str:
-    return url[:MAX_TEXT].partition("?")[0]
+    return _whole(url).partition("?")[0]
 
 
 def _short(text: str | None) -> str | None:
     return None if text is None else text[:MAX_TEXT]
 
 
-def _scopes(grant: AuditedGrant) -> list[dict[str, Any]]:
+def _scopes(grant: Any) -> list[ScopeInForce]:
     """Return the interval in force of each scope of a grant, and the time since its last start."""
-    scope, start, derived = grant.scope, grant.start_at, grant.derived
-    base, *others = grant.bases_before
+    derived, start, bases = grant.derived, grant.start_at, grant.bases_before
     if derived is UNDERIVED:
-        found = [_scope(scope.name, 0.0, "an earlier process", start - base)]
+        seconds, source = 0.0, "an earlier process"
     else:
-        source = derived.parts[0][1] if len(derived.parts) == 1 else derived.source
-        found = [_scope(scope.name, derived.seconds, source, start - base)]
-    for other, settings, basis in zip(grant.others, grant.shared, others, strict=True):
-        found.append(_scope(other.name, settings.default, settings.default_source, start - basis))
+        seconds, parts = derived.seconds, derived.parts
+        source = parts[0][1] if len(parts) == 1 else derived.source
+    known = _since(start - bases[0])
+    found = [ScopeInForce(grant.scope.name, min(seconds, LONGEST), source, known)]
+    if grant.others:
+        for one, settings, basis in zip(grant.others, grant.shared, bases[1:], strict=True):
+            seconds, source = settings.default, settings.default_source
+            found.append(ScopeInForce(one.name, seconds, source, _since(start - basis)))
     return found
 
 
-def _scope(name: str, interval: float, source: str, since: float) -> dict[str, Any]:
-    # A scope that was not asked yet has a `since` without end.
-    return {
-        "scope": name,
-        "interval": min(interval, LONGEST),
-        "source": source,
-        "since": int(since * 1e6 + 0.5) / 1e6 if since < LONGEST else None,
-    }
+def _since(seconds: float) -> float | None:
+    # It is without end for a scope that was not asked yet.
+    return int(seconds * 1e6 + 0.5) / 1e6 if seconds < LONGEST else None

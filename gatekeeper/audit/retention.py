@@ -17,6 +17,7 @@ from typing import Final
 
 from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, BadLine, SegmentName, decode_line
 from gatekeeper.audit.files import is_written, whole_file
+from gatekeeper.audit.index import index_path
 
 _BLOCK: Final = 1 << 20
 _TEXT: Final = re.compile(rb'"text":"([0-9a-f]{64})"')
@@ -52,8 +53,9 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
         except _DAMAGED:
             last = b""
         _leave_last_line(name, path, last)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        for one in (index_path(path), path):
+            with contextlib.suppress(OSError):
+                one.unlink()
     if not alone:
         return set()
     for _, path in rest:

@@ -31,17 +31,21 @@ from gatekeeper.audit.chain import (
     CLOSED,
     NO_DIGEST,
     OPEN,
+    UNENCODABLE,
+    VERSION,
     BadLine,
     SegmentName,
+    as_json,
     chain_name,
     decode_line,
     digest_of_line,
-    encode_fields,
-    join_line,
+    encode,
     sign_seal,
     time_text,
 )
 from gatekeeper.audit.files import compress, lock_file, make_folder
+from gatekeeper.audit.index import DecisionIndex
+from gatekeeper.audit.lines import WRITTEN
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer
 from gatekeeper.config import AuditConfig
 from gatekeeper.errors import StorageError
@@ -62,6 +66,8 @@ _TAIL: Final = 1 << 20
 """Octets at the end of a segment in which its last line is searched."""
 _MAX_NAMED: Final = 1_000
 """Unsealed chains that a start names: the latest ones."""
+_DECIDED: Final = frozenset({"grant", "refused", "decision"})
+"""Kinds that name a decision."""
 _OPTIONAL: Final = frozenset({"refused", "decision"})
 """Kinds that are counted instead of kept while nothing can be written."""
 
@@ -77,9 +83,6 @@ def _leave_chains_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_chains_to_parent)
-
-_Entry = tuple[str, float, str, bytes]
-"""Time, monotonic seconds, kind and fields of a line that waits."""
 
 
 class ChainWriter:
@@ -117,7 +120,8 @@ class ChainWriter:
         """Why nothing can be written at the moment."""
         self.named: list[dict[str, Any]] = []
         """The last whole line of each unsealed chain in the folder, for `start`."""
-        self._waiting: list[_Entry] = []
+        self._waiting: list[Any] = []
+        """Lines of `WRITTEN`, whose places in the chain are not known yet."""
         self._armed = False
         self._omitted, self._omitted_since, self._why = 0, 0.0, ""
         self._retry = SingleTimer(clock, self._try_again)
@@ -130,6 +134,8 @@ class ChainWriter:
         self._fd, self._number, self._size, self._torn = -1, 0, 0, False
         self._n, self._prev, self._first, self._ends = 0, NO_DIGEST, 1, 0.0
         self._rotate_at = 0.0
+        self.index: DecisionIndex = DecisionIndex()
+        """Of the open segment."""
 
     # --- life ---------------------------------------------------------------------------
 
@@ -165,8 +171,7 @@ class ChainWriter:
             except FileExistsError:  # another gate of this process, at the same moment
                 wall += 1e-6
         self.salt = secrets.token_hex(16)
-        entry = self._entry("start", self._start(self))
-        self._waiting.insert(0, entry)
+        self._waiting.insert(0, self.line("start", **self._start(self)))
         self._write()
 
     @property
@@ -183,7 +188,7 @@ class ChainWriter:
         """Write what waits, the end and the last seal; compress the last segment."""
         _open_writers.discard(self)
         self._closed = True
-        self._waiting.append(self._entry("end", {"reason": reason}))
+        self._waiting.append(self.line("end", reason=reason))
         self._count_omitted()
         path = self._seal("end") if self._fd >= 0 and self._write(rotate=False) else None
         self._retry.cancel()
@@ -192,7 +197,7 @@ class ChainWriter:
         if path is None:
             _log.error("the audit record %s has no end: %s", self.name, self.failing)
         else:
-            self._compress(path)
+            self._compress(path, self.index)
         self._forget_file()
         await self._tasks.finish(self._clock, _CLOSING)
 
@@ -206,26 +211,37 @@ class ChainWriter:
 
     # --- lines --------------------------------------------------------------------------
 
-    def add(self, kind: str, fields: dict[str, Any], t: str | None = None) -> None:
-        """Write a line by the end of the loop's iteration. `t`: the time, if it is known."""
+    def line(self, kind: str, t: str | None = None, **fields: Any) -> Any:
+        """Return a line of this moment. `t`: the time, if it is known."""
+        clock = self._clock
+        t = time_text(clock.wall()) if t is None else t
+        return WRITTEN[kind](VERSION, 0, "", t, clock.monotonic(), kind, **fields)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Write a line of this moment by the end of the loop's iteration."""
+        self.add(self.line(kind, **fields))
+
+    def add(self, line: Any) -> None:
+        """Write a line by the end of the loop's iteration."""
+        waiting = self._waiting
         if self._closed:
             return
-        if self.failing is not None and (kind in _OPTIONAL or len(self._waiting) >= _MAX_KEPT):
+        if self.failing is not None and (line.kind in _OPTIONAL or len(waiting) >= _MAX_KEPT):
             self.omit(self.failing)
             return
-        self._waiting.append(self._entry(kind, fields, t))
+        waiting.append(line)
         if not self._armed:
             self._armed = True
             self._loop.call_soon(self._end_of_iteration)
-        elif len(self._waiting) >= _MAX_WAITING and self.failing is None:
+        elif len(waiting) >= _MAX_WAITING and self.failing is None:
             self._write()
 
-    def add_now(self, kind: str, fields: dict[str, Any]) -> bool:
+    def add_now(self, line: Any) -> bool:
         """Write a line, and those that wait before it. Return False if that failed: then the line
         is forgotten."""
         if self._closed or self.failing is not None:
             return False
-        self._waiting.append(self._entry(kind, fields))
+        self._waiting.append(line)
         if self._write():
             return True
         self._waiting.pop()
@@ -244,17 +260,12 @@ class ChainWriter:
         count, self._omitted = self._omitted, 0
         if count:
             since = time_text(self._omitted_since)
-            fields = {"count": count, "since": since, "why": self._why}
-            self._waiting.append(self._entry("omitted", fields))
+            self._waiting.append(self.line("omitted", count=count, since=since, why=self._why))
 
     def settle_rate(self) -> None:
         """Say how many lines were left out, as the second in which they were is over."""
         if self.failing is None and self._omitted:
             self._count_omitted()
-
-    def _entry(self, kind: str, fields: dict[str, Any], t: str | None = None) -> _Entry:
-        t = time_text(self._clock.wall()) if t is None else t
-        return t, self._clock.monotonic(), kind, encode_fields(fields)
 
     def _end_of_iteration(self) -> None:
         self._armed = False
@@ -269,7 +280,8 @@ class ChainWriter:
 
     def _write(self, *, rotate: bool = True) -> bool:
         """Write every line that waits. Return False if that failed."""
-        n, prev, lines, now = self._n, self._prev, [], 0.0
+        n, prev, size, index, lines = self._n, self._prev, self._size, self.index, []
+        now = 0.0
         try:
             if self._fd < 0:
                 self._begin()  # which writes all that waits
@@ -277,30 +289,36 @@ class ChainWriter:
             if self._torn:
                 os.ftruncate(self._fd, self._size)
                 self._torn = False
-            for t, now, kind, fields in self._waiting:
+            for line in self._waiting:
                 n += 1
-                raw = join_line(n, prev, t, now, kind, fields)
+                line.n, line.prev, now = n, prev, line.m
+                try:
+                    raw = as_json(line)
+                except UNENCODABLE:
+                    raw = encode(line)
                 prev = sha256(raw).hexdigest()  # `digest_of`, without a call
                 lines.append(raw)
+                if line.kind in _DECIDED and line.decision is not None:
+                    index.add(line.decision, size)
+                size += len(raw) + 1
             lines.append(b"")
-            data = b"\n".join(lines)
-            written = os.write(self._fd, data)
-            if written != len(data):
+            if os.write(self._fd, b"\n".join(lines)) != size - self._size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._cut()
             self._failed(error)
             return False
-        self._n, self._prev = n, prev
-        self._size += len(data)
+        self._n, self._prev, self._size = n, prev, size
         self._waiting.clear()
-        self.place = (self.name, n) if rotate else self.place
-        if rotate and (self._size >= self._config.rotate or now >= self._ends):
-            self._rotate()
+        if rotate:
+            self.place = self.name, n
+            if size >= self._config.rotate or now >= self._ends:
+                self._rotate()
         return True
 
     def _cut(self) -> None:
         """Cut the file to its last whole line, now or before the next attempt."""
+        self.index.cut(self._size)
         try:
             os.ftruncate(self._fd, self._size)
         except OSError:
@@ -333,6 +351,7 @@ class ChainWriter:
 
     def _use(self, fd: int, number: int) -> None:
         self._fd, self._number, self._size = fd, number, 0
+        self.index = DecisionIndex()
         self._first = self._n + 1
         self._ends = self._clock.monotonic() + _DAY
 
@@ -347,7 +366,7 @@ class ChainWriter:
         except OSError as error:
             _log.warning("the audit record in %s gets no next segment: %s", self._folder, error)
             return
-        path = self._seal("age" if now >= self._ends else "size")
+        path, index = self._seal("age" if now >= self._ends else "size"), self.index
         if path is None:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -356,31 +375,34 @@ class ChainWriter:
         os.close(old)
         self._use(fd, self._number + 1)
         self._rotate_at = 0.0
-        self._compress(path)
+        self._compress(path, index)
 
     def _seal(self, reason: str) -> Path | None:
         """Write a seal. Return the path of the segment, or None if that failed."""
-        n, key = self._n + 1, self._key
-        fields = {
-            "lines": self._n,
-            "first": self._first,
-            "reason": reason,
-            "key": None if key is None else key.public.keyid,
-            "signature": None if key is None else sign_seal(key, self.name, n, self._prev),
-        }
-        self._waiting.append(entry := self._entry("seal", fields))
+        n, key, t = self._n + 1, self._key, time_text(self._clock.wall())
+        line = self.line(
+            "seal",
+            lines=self._n,
+            first=self._first,
+            reason=reason,
+            key=None if key is None else key.public.keyid,
+            signature=None if key is None else sign_seal(key, self.name, n, self._prev),
+            t=t,
+        )
+        self._waiting.append(line)
         if not self._write(rotate=False):
             self._waiting.pop()
             return None
-        self.sealed = entry[0], n
+        self.sealed = t, n
         return self._folder / str(SegmentName(self.name, self._number))
 
-    def _compress(self, path: Path) -> None:
-        self._tasks.start(self._compress_in_thread(path, self._clock.wall()))
+    def _compress(self, path: Path, index: DecisionIndex) -> None:
+        self._tasks.start(self._compress_in_thread(path, index, self._clock.wall()))
 
-    async def _compress_in_thread(self, path: Path, wall: float) -> None:
+    async def _compress_in_thread(self, path: Path, index: DecisionIndex, wall: float) -> None:
         try:
-            await asyncio.to_thread(compress, path, wall)
+            members = await asyncio.to_thread(compress, path, wall)
+            await asyncio.to_thread(index.save, path, members)
         except OSError as error:  # it stays as it is: as good, but larger
             _log.warning("%s can't be compressed: %s", path, error)
         await self._on_closed()

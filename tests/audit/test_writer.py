@@ -265,7 +265,8 @@ async def test_old_segments_leave_their_seals_and_take_texts_that_nothing_names_
     names = sorted(path.name.split("-", 3)[3] for path in folder.iterdir() if path.is_file())
     assert len(old - texts()) == 1
     assert len(texts()) == 2
-    assert [name.partition(".")[2] for name in names] == [*["seal.json"] * 3, *["jsonl.gz"] * 3]
+    ends = [name.partition(".")[2] for name in names]
+    assert ends == [*["seal.json"] * 3, *["ids", "jsonl.gz"] * 3]
     assert chain.decode_line(next(folder.glob("*.seal.json")).read_bytes())["kind"] == "seal"
 
 

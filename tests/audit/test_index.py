@@ -1,0 +1,170 @@
+"""How a decision is found in a segment, by its index and without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.audit import files, index
+from gatekeeper.audit.erase import erase
+from gatekeeper.gate.parts import FoundLine
+from gatekeeper.testing import ScriptedGate
+from tests.audit.conftest import config_of, full_disk
+from tests.waiting_support import until
+
+A, B = "https://a.example", "https://b.example"
+
+
+def gate_of(folder: Path, rotate: int = 1_000_000) -> ScriptedGate:
+    return ScriptedGate(config=config_of(folder, audit={"rotate": rotate}))
+
+
+async def asked(gate: ScriptedGate, *urls: str) -> list[str]:
+    """Return the ids of the decisions about some URLs."""
+    found = []
+    for url in urls:
+        lease = await gate.acquire(url)
+        found.append(lease.decision.id)
+        lease.end()
+    return found
+
+
+async def find(gate: ScriptedGate, decision: str) -> FoundLine | None:
+    assert gate.parts.audit is not None
+    return await gate.parts.audit.find(decision)
+
+
+def urls_of(count: int, origin: str = A) -> list[str]:
+    return [f"{origin}/{number}" for number in range(count)]
+
+
+async def test_a_decision_is_found_in_the_open_and_the_last_closed_segment(folder: Path) -> None:
+    async with gate_of(folder, rotate=8192) as gate:
+        ids = await asked(gate, *urls_of(40))
+        found = [await find(gate, one) for one in ids]
+    numbers = [line and int(line.segment.partition(".jsonl")[0][-6:]) for line in found]
+    last = numbers[-1] or 0
+    assert last > 2
+    assert set(numbers) == {None, last - 1, last}  # older segments are not searched
+    for number, line in enumerate(found):
+        assert line is None or line.line["url"] == f"{A}/{number}"
+
+
+async def test_the_index_of_a_closed_segment_leads_to_the_part_with_the_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_BLOCK", 2048)
+    async with gate_of(folder) as gate:
+        ids = await asked(gate, *urls_of(40))
+    (segment,) = folder.glob("*.jsonl.gz")
+    octets = segment.read_bytes()
+    segment.write_bytes(bytes(len(octets) // 2) + octets[len(octets) // 2 :])
+    async with gate_of(folder) as gate:
+        assert await find(gate, ids[0]) is None  # in the part that is no more
+        for number in (30, 39):
+            found = await find(gate, ids[number])
+            assert found is not None
+            assert (found.segment, found.line["url"]) == (segment.name, f"{A}/{number}")
+        assert await find(gate, "ffffff-ffffff") is None
+
+
+@pytest.mark.parametrize("left", [None, 0, 7, 100])
+async def test_without_a_whole_index_the_segment_is_read(folder: Path, left: int | None) -> None:
+    async with gate_of(folder) as gate:
+        ids = await asked(gate, *urls_of(20))
+    (ids_path,) = folder.glob("*.ids")
+    assert ids_path.stat().st_mode & 0o777 == 0o600
+    assert ids_path.stat().st_size == 20 * 12
+    octets = ids_path.read_bytes()
+    ids_path.unlink()
+    if left is not None:
+        ids_path.write_bytes(octets[:left])
+    async with gate_of(folder) as gate:
+        assert (await find(gate, ids[7])) is not None
+
+
+async def test_the_index_of_a_busy_segment_is_bounded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_MAX_IDS", 5)
+    async with gate_of(folder) as gate:
+        ids = await asked(gate, *urls_of(20))
+        assert (await find(gate, ids[19])) is not None
+    assert not list(folder.glob("*.ids"))
+    async with gate_of(folder) as gate:
+        assert (await find(gate, ids[19])) is not None
+
+
+async def test_two_ids_with_one_key_are_told_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index.zlib, "crc32", lambda _octets: 7)
+    async with gate_of(folder) as gate:
+        ids = await asked(gate, *urls_of(5))
+        for number, one in enumerate(ids):
+            found = await find(gate, one)
+            assert found is not None
+            assert found.line["url"] == f"{A}/{number}"
+
+
+async def test_a_line_that_could_not_be_written_leaves_no_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate_of(folder) as gate:
+        await asked(gate, f"{A}/before")
+        assert gate.parts.audit is not None
+        writer = gate.parts.audit._writer  # type: ignore[attr-defined]
+        places = array("Q", writer.index.places)
+        with full_disk(monkeypatch, 10):
+            assert await gate.try_acquire(f"{A}/lost") is not None
+        assert writer.index.places == places
+        writer._try_again()
+        (decision,) = await asked(gate, f"{A}/after")
+        found = await find(gate, decision)
+        assert found is not None
+        assert found.line["url"] == f"{A}/after"
+
+
+_KILLED = """
+import asyncio, os, sys
+from gatekeeper.testing import ScriptedGate
+from gatekeeper import Config
+
+async def main():
+    config = {"pacing": {"default_interval": 0.0}, "audit": {"folder": sys.argv[1]}}
+    async with ScriptedGate(config=Config.from_dict(config)) as gate:
+        print((await gate.acquire("https://a.example/x")).decision.id, flush=True)
+        os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_decision_of_a_process_that_was_killed_is_found(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(folder)], capture_output=True, text=True, check=False
+    )
+    decision = done.stdout.strip()
+    async with gate_of(folder) as other, gate_of(folder, rotate=8192) as gate:
+        (running,) = await asked(other, f"{A}/running")
+        found = await find(gate, decision)
+        assert found is not None
+        assert found.line["url"] == f"{A}/x"
+        assert await find(gate, running) is None  # of a process that writes its own segments
+        await asked(gate, *urls_of(30))
+        assert await find(gate, decision) is None  # a segment of its own was closed since
+
+
+async def test_an_erased_decision_is_in_no_index(folder: Path) -> None:
+    async with gate_of(folder, rotate=8192) as gate:
+        ids = await asked(gate, *urls_of(3), *urls_of(3, B))
+        others = await asked(gate, *urls_of(10, "https://c.example"))
+        await until(lambda: len(list(folder.glob("*.ids"))) == 1)
+        done = erase(folder, "a.example", by="Ann", reason="asked to")
+        assert (done.segments, list(folder.glob("*.ids"))) == (1, [])
+        assert [await find(gate, one) is not None for one in ids] == [False] * 3 + [True] * 3
+        assert (await find(gate, others[-1])) is not None
