@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gatekeeper import __version__
 from gatekeeper.cli import load, number_type
-from gatekeeper.signing import PublicKey, read_public, read_signing_key
+from gatekeeper.signing import read_public, read_signing_key
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
 EXAMPLE = f"{NAME} audit verify /var/lib/gatekeeper/audit --key bot.pub.pem"
@@ -36,14 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--key",
         metavar="FILE",
         action="append",
-        default=[],
         help="verify, report: every seal has to be signed with this key, in PEM (repeatable)",
     )
     parser.add_argument(
         "--tolerance",
         metavar="SECONDS",
         type=number_type(float, "a number of seconds, 0 or more", lambda number: 0 <= number < 1e9),
-        default=0.1,
         help="verify, report: how far the clocks of two processes may differ (default: 0.1)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="report: the file to write")
@@ -56,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     folder or a key can't be read."""
     if args.action in ("show", "erase") and len(args.more) != 1:
         args.parser.error(f"`{args.action}` needs a folder and one {_WHAT[args.action]}")
+    for name, actions in _ONLY.items():
+        if args.action not in actions and getattr(args, name) is not None:
+            where = " and ".join(f"`{one}`" for one in actions)
+            args.parser.error(f"`{args.action}` has no --{name}: it is for {where}")
     if args.action == "erase" and not (args.by and args.reason):
         args.parser.error("`erase` needs --by and --reason: they stand in the record")
     action = {"verify": _verify, "show": _show, "report": _report, "erase": _erase}[args.action]
@@ -63,14 +66,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 _WHAT = {"show": "URL, host or id", "erase": "host"}
+_ONLY = {
+    "key": ("verify", "report"),
+    "tolerance": ("verify", "report"),
+    "output": ("report",),
+    "by": ("erase",),
+    "reason": ("erase",),
+}
+"""The actions that have an option."""
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
     return [Path(one) for one in (args.folder, *args.more)]
 
 
-def _keys(args: argparse.Namespace) -> list[PublicKey]:
-    return [read_public(one) for one in args.key]
+def _checks(args: argparse.Namespace) -> dict[str, Any]:
+    keys = [read_public(one) for one in args.key or ()]
+    tolerance = 0.1 if args.tolerance is None else args.tolerance
+    return {"version": __version__, "keys": keys, "tolerance": tolerance}
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -81,7 +94,7 @@ def _print(lines: Iterable[str]) -> None:
 def _verify(args: argparse.Namespace) -> int:
     from gatekeeper.audit.verify import lines_of, verify  # noqa: PLC0415 - not needed by `--help`
 
-    result = verify(_folders(args), version=__version__, keys=_keys(args), tolerance=args.tolerance)
+    result = verify(_folders(args), **_checks(args))
     _print([json_text(result)] if args.json else lines_of(result))
     return OK if result.ok else DENIED
 
@@ -107,9 +120,7 @@ def _report(args: argparse.Namespace) -> int:
     from gatekeeper.sidecar.pages.audit_report import report_page  # noqa: PLC0415
     from gatekeeper.sites.texts import replace_file  # noqa: PLC0415
 
-    report = report_of(
-        _folders(args), version=__version__, keys=_keys(args), tolerance=args.tolerance
-    )
+    report = report_of(_folders(args), **_checks(args))
     text = json_text(report) + "\n" if args.json else report_page(report)
     if args.output is not None:
         replace_file(Path(args.output), text.encode())

@@ -29,6 +29,7 @@ from gatekeeper.gate.lease_base import (
     adopt,
     enter_detached,
     judge_adopted,
+    note_refusal,
     open_leases,
     other_agent,
     unnamed,
@@ -228,6 +229,8 @@ def gate_middleware_with(
         except HoldLapsed:  # nothing was sent, and the lease has ended
             return await pass_gate(limit, request, handler)
         except BaseException as error:
+            if isinstance(error, Denied):  # by the guard, at the socket
+                note_refusal(gate, error.decision)
             unreached(lease, error)
             if _report_failure(error, lease, limit, started):
                 raise TimeoutError from None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gatekeeper import Denied, HostRule
+from gatekeeper import Config, Denied, HostRule, guarded_connector
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.storage import MemoryStorage
@@ -120,6 +123,40 @@ async def test_refusals_are_written_with_line_and_text(folder: Path, read_record
     down = read_record("robots")[-1]
     assert (down["outcome"], down["text"]) == ("server_error", None)
     assert down["since"] is not None
+
+
+class _Private(AbstractResolver):
+    """Every name has a private address."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host, host="127.0.0.1", port=port, family=family, proto=0, flags=0
+            )
+        ]
+
+    async def close(self) -> None: ...
+
+
+async def test_a_request_that_the_guard_refuses_at_the_socket_has_a_refusal(
+    folder: Path, read_record: Read
+) -> None:
+    async with (
+        ScriptedGate(config=config_of(folder)) as gate,
+        aiohttp.ClientSession(
+            connector=guarded_connector(Config(), resolver=_Private()),
+            middlewares=(gate.middleware,),
+        ) as session,
+    ):
+        gate.say(A, FILE)
+        with pytest.raises(Denied):
+            await session.get(f"{A}/page")
+    (refused,) = read_record("refused")
+    assert (refused["url"], refused["reason"]) == (f"{A}/page", "blocked")
+    (outcome,) = read_record("outcome")
+    assert outcome["status"] is None
 
 
 async def test_every_decision_is_written_if_asked_for_up_to_a_rate(

@@ -560,6 +560,28 @@ def test_the_command_prints_differences_and_exits_1(
     assert report["boundary"] == list(BOUNDARY)
 
 
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (["verify", "DIR", "-o", "report.html"], "`verify` has no --output: it is for `report`"),
+        (["verify", "DIR", "--by", "ann"], "`verify` has no --by"),
+        (["report", "DIR", "--reason", "x"], "`report` has no --reason"),
+        (["show", "DIR", "a.test", "--tolerance", "1"], "`show` has no --tolerance"),
+        (
+            ["erase", "DIR", "a.test", "--key", "x.pem"],
+            "`erase` has no --key: it is for `verify` and `report`",
+        ),
+    ],
+)
+def test_an_option_of_another_action_is_refused(
+    call: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["audit", *call])
+    assert stopped.value.code == 2
+    assert wrong in capsys.readouterr().err
+
+
 def test_the_command_says_what_is_wrong_with_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
