@@ -166,18 +166,6 @@ _second = [(0, "1970-01-01T00:00:00.")]
 """The begin of the latest second, in microseconds, and its text: most times are of one second."""
 
 
-def time_of(text: str) -> float:
-    """Return the seconds since 1970 of a time of a line. Raises ValueError.
-
-    >>> time_of("2026-01-31T12:00:00.250000Z")
-    1769860800.25
-    """
-    at = datetime.fromisoformat(text)
-    if at.tzinfo is None:
-        raise ValueError(f"a time without its zone: {text!r}")
-    return (at - _EPOCH) / timedelta(seconds=1)
-
-
 # --- names -----------------------------------------------------------------------------------
 
 

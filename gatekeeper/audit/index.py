@@ -23,7 +23,7 @@ from gatekeeper.gate.parts import FoundLine
 
 _MAX_IDS: Final = 1_000_000
 """Entries of an index, of 12 octets each. A segment with more lines about decisions has none."""
-_MAX_MEMBER: Final = 2_097_152
+_MAX_MEMBER: Final = 1_048_576
 """Octets of a member of a compressed segment that are read."""
 
 
@@ -54,11 +54,11 @@ class DecisionIndex:
 
     def find(self, decision: str) -> Iterator[int]:
         """Yield the places at which the line may be."""
-        wanted, at = zlib.crc32(decision.encode()), -1
-        with contextlib.suppress(ValueError):  # there is no further one
-            while True:
-                at = self.keys.index(wanted, at + 1)
-                yield self.places[at]
+        octets, size = self.keys.tobytes(), self.keys.itemsize
+        wanted, at = array("I", [zlib.crc32(decision.encode())]).tobytes(), -1
+        while (at := octets.find(wanted, at + 1)) >= 0:
+            if at % size == 0:  # not between two keys
+                yield self.places[at // size]
 
     def save(self, segment: Path, members: Iterable[tuple[int, int]]) -> None:
         """Put the index of a compressed segment beside it. Raises OSError.

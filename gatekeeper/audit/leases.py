@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
 from gatekeeper.config import Config
@@ -22,32 +22,8 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import UNDERIVED, Interval
 from gatekeeper.urls import Target
 
-
-class Recorder(Protocol):
-    """What the classes below tell: an `AuditRecord`."""
-
-    @property
-    def signs(self) -> bool:
-        """Whether the gate signs the requests that it sends."""
-
-    @property
-    def failing(self) -> str | None:
-        """Why no lease can be granted; None if one can."""
-
-    def granted(self, grant: Grant, url: str, decision: Decision, record: Record | None) -> bool:
-        """Write the line of a lease for a page. Return False if it may not be granted."""
-
-    def robots_granted(self, grant: Grant, target: Target) -> bool:
-        """Write the line of a lease for a robots.txt. Return False if it may not be granted."""
-
-    def ended(self, grant: AuditedGrant) -> None:
-        """Write what became of a lease."""
-
-    def refused(self, decision: Decision) -> None:
-        """Write that a lease was refused."""
-
-    def decided(self, decision: Decision) -> None:
-        """Write a decision of a question."""
+if TYPE_CHECKING:  # it makes them
+    from gatekeeper.audit.record import AuditRecord
 
 
 class AuditedGrant(Grant, eq=False):
@@ -57,7 +33,7 @@ class AuditedGrant(Grant, eq=False):
     """
 
     counts_bytes: ClassVar[bool] = True
-    audit: Recorder | None = None
+    audit: AuditRecord | None = None
     lease_id: str = ""
     place: tuple[str, int] | None = None
     """The chain and the number of its line."""
@@ -132,7 +108,7 @@ class AuditedLeases(LeaseManager):
 
     def __init__(
         self,
-        audit: Recorder,
+        audit: AuditRecord,
         questions: GateQuestions,
         scheduler: Scheduler,
         faults: LocalFaults,
@@ -202,7 +178,7 @@ class AuditedLeases(LeaseManager):
 class AuditedRobotsLease(RobotsLease, eq=False):
     """The lease of a robots.txt request, granted once its line is written."""
 
-    audit: Recorder | None = None
+    audit: AuditRecord | None = None
 
     async def __aenter__(self) -> Grant:
         grant, audit = await RobotsLease.__aenter__(self), self.audit
@@ -216,7 +192,7 @@ class AuditedRobotsLease(RobotsLease, eq=False):
 class AuditedDecider(Decider):
     """Tells of each decision."""
 
-    def __init__(self, audit: Recorder, config: Config, **options: Any) -> None:
+    def __init__(self, audit: AuditRecord, config: Config, **options: Any) -> None:
         super().__init__(config, **options)
         self._audit = audit
 

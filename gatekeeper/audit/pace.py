@@ -68,11 +68,6 @@ class ScopeLog(msgspec.Struct):
     """The shortest time between two starts in seconds, and the interval in force then."""
     interval_then: float = 0.0
 
-    def hold(self, scope: str, chain: int) -> HeldScope:
-        """Return the block or pause that is in force, as the gate of a chain sees it."""
-        own = chain == self.blocked_by
-        return HeldScope(scope, self.blocked_since, self.blocked_until, own, self.paused)
-
 
 class PendingLease(msgspec.Struct):
     """A grant whose outcome is still to come."""

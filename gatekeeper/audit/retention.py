@@ -49,7 +49,7 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
         try:
             for block in _blocks(path):
                 named.update(digest.decode() for digest in _TEXT.findall(block))
-                last = block if block.endswith(b"\n") else last  # not a torn line
+                last = block.rpartition(b"\n")[0] or last  # not a torn line
         except _DAMAGED:
             last = b""
         _leave_last_line(name, path, last)
@@ -70,7 +70,7 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
 def _leave_last_line(name: SegmentName, path: Path, last: bytes) -> None:
     """Write the last line of a segment to a file of its own: its seal, or what a later start may
     name of a chain that a killed process left."""
-    raw = last.removesuffix(b"\n").rpartition(b"\n")[2]
+    raw = last.rpartition(b"\n")[2]
     with contextlib.suppress(BadLine):
         decode_line(raw)
         with whole_file(path.with_name(str(name._replace(suffix=SEAL)))) as file:
@@ -79,11 +79,6 @@ def _leave_last_line(name: SegmentName, path: Path, last: bytes) -> None:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """Yield the content of a segment in blocks of whole lines; the last one may be torn."""
-    rest = b""
     with gzip.open(path) if path.name.endswith(CLOSED) else path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            whole, newline, rest = (rest + block).rpartition(b"\n")
-            if newline:
-                yield whole + newline
-    if rest:
-        yield rest
+        while block := file.read(_BLOCK) + file.readline():
+            yield block

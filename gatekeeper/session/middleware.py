@@ -229,10 +229,8 @@ def gate_middleware_with(
         except HoldLapsed:  # nothing was sent, and the lease has ended
             return await pass_gate(limit, request, handler)
         except BaseException as error:
-            if isinstance(error, Denied):  # by the guard, at the socket
-                note_refusal(gate, error.decision)
             unreached(lease, error)
-            if _report_failure(error, lease, limit, started):
+            if _report_failure(gate, error, lease, limit, started):
                 raise TimeoutError from None
             raise
         redirected = response.status in REDIRECTS
@@ -364,9 +362,15 @@ class _RedirectCredentials(dict[tuple[str | None, str], str]):
 
 
 def _report_failure(
-    error: BaseException, lease: HeldLease, limit: RequestDeadline | None, started: float
+    gate: Gate,
+    error: BaseException,
+    lease: HeldLease,
+    limit: RequestDeadline | None,
+    started: float,
 ) -> bool:
     """Report the failure and end the lease. Return True if its deadline caused the failure."""
+    if isinstance(error, Denied):  # by the guard, at the socket
+        note_refusal(gate, error.decision)
     late = limit is not None and limit.ran_out(error)
     # The request may have been sent, so the clock runs from the failure. A refusal of the guard, a
     # cancellation by the caller or a shortage of our own proves nothing about the host.

@@ -57,7 +57,7 @@ async def test_a_decision_is_found_in_the_open_and_the_last_closed_segment(folde
 async def test_the_index_of_a_closed_segment_leads_to_the_part_with_the_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 2048)
+    monkeypatch.setattr(files, "_MEMBER", 2048)
     async with gate_of(folder) as gate:
         ids = await asked(gate, *urls_of(40))
     (segment,) = folder.glob("*.jsonl.gz")
