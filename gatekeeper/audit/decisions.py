@@ -22,12 +22,11 @@ from msgspec.structs import replace
 
 from gatekeeper.audit.chain import MASKED, MAX_TEXT, digest_of, text_path
 from gatekeeper.audit.lines import (
-    DecidedLine,
+    AnsweredLine,
     ErasedLine,
     GrantLine,
     Line,
     OverrideLine,
-    RefusedLine,
     RobotsLine,
     SettingsLine,
     StartLine,
@@ -80,7 +79,7 @@ _SPECIAL: Final = re.compile(r"[?*$]")
 first of them does not fit the path."""
 _S = TypeVar("_S", bound=msgspec.Struct)
 
-Judged = GrantLine | RefusedLine | DecidedLine
+Judged = GrantLine | AnsweredLine
 
 
 class KnownFile(NamedTuple):

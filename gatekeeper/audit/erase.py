@@ -34,14 +34,10 @@ from gatekeeper.audit.chain import (
 from gatekeeper.audit.files import is_written, write_segment
 from gatekeeper.audit.index import index_path
 from gatekeeper.audit.lines import (
-    BlockLine,
-    DecidedLine,
+    AnsweredLine,
     GrantLine,
     Line,
     OutcomeLine,
-    OverrideLine,
-    PauseLine,
-    RefusedLine,
     RobotsLine,
     StartLine,
     read_line,
@@ -53,12 +49,13 @@ from gatekeeper.audit.reading import (
     counted,
     find_chains,
     host_asked_for,
+    host_of_line,
     raw_lines,
     why,
 )
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.signing import SigningKey
-from gatekeeper.urls import host_of, parse, printable
+from gatekeeper.urls import printable
 
 _MOST_SPANS: Final = 10_000
 """Spans that one `erasure` line names; more need another line."""
@@ -128,39 +125,22 @@ class _Search:
 
     def _is_own(self, line: Line) -> bool:
         """Return True if a line is the host's; note its text."""
-        if isinstance(line, StartLine):
-            self._digests = line.urls == "digest"
         if isinstance(line, OutcomeLine):
             own = line.lease in self._leases
             self._leases.discard(line.lease)
             return own
-        own = self._concerns(line)
-        if isinstance(line, GrantLine) and own:
+        host = host_of_line(line)
+        own = host == self.host
+        if isinstance(line, StartLine):
+            self._digests = line.urls == "digest"
+        elif isinstance(line, AnsweredLine) and host is None:  # its URL can't be parsed
+            self.unknown += self._digests
+            own = not self._digests and self.host in line.url.lower()
+        elif isinstance(line, GrantLine) and own:
             self._leases.add(line.lease)
-        if isinstance(line, RobotsLine | GrantLine | RefusedLine | DecidedLine) and line.text:
+        if isinstance(line, RobotsLine | GrantLine | AnsweredLine) and line.text:
             (self.own_texts if own else self.other_texts).add(bytes.fromhex(line.text))
         return own
-
-    def _concerns(self, line: Line) -> bool:
-        match line:
-            case RobotsLine():
-                return host_of(line.origin) == self.host
-            case GrantLine() if self._digests:
-                return any(one.scope == self.host for one in line.scopes)
-            case RefusedLine() | DecidedLine() if self._digests:
-                self.unknown += 1
-                return False
-            case GrantLine() | RefusedLine() | DecidedLine():
-                try:
-                    return parse(line.url).host == self.host
-                except InvalidURL:
-                    return self.host in line.url.lower()
-            case BlockLine() | PauseLine():
-                return line.scope == self.host
-            case OverrideLine():
-                return line.match == self.host
-            case _:
-                return False
 
 
 def _host(text: str) -> str:

@@ -170,24 +170,23 @@ class OverrideLine(ChainLine, frozen=True, kw_only=True, tag="override"):
     ended: bool
 
 
-class BlockLine(ChainLine, frozen=True, kw_only=True, tag="block"):
+class HeldLine(ChainLine, frozen=True, kw_only=True, gc=False):
+    """What says that a scope may not be asked."""
+
+    scope: str
+    by: str | None
+    reason: str | None
+    since: Time | None
+    until: Time | None
+
+
+class BlockLine(HeldLine, frozen=True, kw_only=True, tag="block"):
     """A time before which a scope may not be asked. One that is over already lifts the block."""
 
-    scope: str
-    by: str | None
-    reason: str | None
-    since: Time | None
-    until: Time | None
 
-
-class PauseLine(ChainLine, frozen=True, kw_only=True, tag="pause"):
+class PauseLine(HeldLine, frozen=True, kw_only=True, tag="pause"):
     """A scope that may not be asked until the pause has ended."""
 
-    scope: str
-    by: str | None
-    reason: str | None
-    since: Time | None
-    until: Time | None
     ended: bool = False
 
 

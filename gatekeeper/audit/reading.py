@@ -31,16 +31,21 @@ from gatekeeper.audit.chain import (
 )
 from gatekeeper.audit.lines import (
     MAX_LINE,
+    AnsweredLine,
     EndLine,
     ErasedLine,
+    GrantLine,
+    HeldLine,
     Line,
+    OverrideLine,
+    RobotsLine,
     SealLine,
     StartLine,
     read_line,
 )
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.signing import PublicKey
-from gatekeeper.urls import Target, parse, printable
+from gatekeeper.urls import Target, host_of, parse, printable
 
 DAMAGED = (OSError, EOFError, zlib.error)
 """What a file that can't be read, or a damaged compressed one, raises."""
@@ -130,6 +135,23 @@ def host_asked_for(text: str) -> Target:
     """Parse a host as people write it: an IPv6 address may lack its brackets. Raises InvalidURL."""
     bare = f"[{text}]" if text.count(":") > 1 and "[" not in text else text
     return parse(f"http://{bare}/")
+
+
+def host_of_line(line: Line) -> str | None:
+    """Return the host that a line is about; None if it is about none, or does not say which."""
+    match line:
+        case RobotsLine():
+            return host_of(line.origin)
+        case GrantLine() | AnsweredLine():
+            with suppress(InvalidURL):  # it may be a digest
+                return parse(line.url).host
+            if isinstance(line, GrantLine) and line.scopes:
+                return line.scopes[0].scope
+        case HeldLine():
+            return line.scope
+        case OverrideLine():
+            return line.match
+    return None
 
 
 class RawLine(NamedTuple):
@@ -271,7 +293,9 @@ class ChainReader:
             for octets, digest, whole in raw_lines(path):
                 n = self._next
                 if not whole:
-                    self._cut(n, is_last=is_last)
+                    self.torn = is_last
+                    if not is_last:
+                        self._differ("it is cut off, but not the last one of its chain", n)
                     break
                 if sealed:
                     self._differ("it stands behind the seal of its segment", n)
@@ -321,12 +345,6 @@ class ChainReader:
             self._differ("it is not the line that a later start names", line.n)
         self._prev, self._next, self.last = digest, line.n + 1, line.n
         return line
-
-    def _cut(self, n: int, *, is_last: bool) -> None:
-        if is_last:
-            self.torn = True
-        else:
-            self._differ("it is cut off, but not the last one of its chain", n)
 
     # --- seals ------------------------------------------------------------------------------
 

@@ -15,13 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from gatekeeper.audit.lines import (
+    AnsweredLine,
     BlockLine,
-    DecidedLine,
     GrantLine,
     Line,
     OutcomeLine,
     OverrideLine,
-    RefusedLine,
     RobotsLine,
     StartLine,
 )
@@ -185,7 +184,7 @@ class _Sums:
                 self._grant(entry, line)
             case OutcomeLine():
                 self._outcome(entry, line)
-            case RefusedLine() | DecidedLine():
+            case AnsweredLine():
                 self._refusal(entry, line)
             case RobotsLine():
                 _bounded(self.files, line.outcome)
@@ -234,7 +233,7 @@ class _Sums:
         for name, value in line.signals.items():
             _bounded(self.signals, f"{name}: {_words(value)}"[:_MAX_TEXT])
 
-    def _refusal(self, entry: ChainEntry, line: RefusedLine | DecidedLine) -> None:
+    def _refusal(self, entry: ChainEntry, line: AnsweredLine) -> None:
         if line.verdict == "allow":
             return
         _bounded(self.refused, f"{line.verdict}: {line.reason}")

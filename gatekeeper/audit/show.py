@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -13,20 +14,20 @@ import msgspec
 from gatekeeper.audit.chain import MAX_TEXT, recorded_url
 from gatekeeper.audit.decisions import ChainState, WrongText
 from gatekeeper.audit.lines import (
+    AnsweredLine,
     BlockLine,
-    DecidedLine,
     GrantLine,
     Line,
     OutcomeLine,
     OverrideLine,
     PauseLine,
-    RefusedLine,
     RobotsLine,
     StartLine,
 )
 from gatekeeper.audit.reading import (
     ChainEntry,
     host_asked_for,
+    host_of_line,
     merged,
     moment_text,
     read_chains,
@@ -34,7 +35,7 @@ from gatekeeper.audit.reading import (
 from gatekeeper.audit.report import what_it_sets
 from gatekeeper.clock import number
 from gatekeeper.errors import InvalidURL
-from gatekeeper.urls import host_of, parse, printable
+from gatekeeper.urls import parse, printable
 
 _MOST_LEASES: Final = 100_000
 """Open leases that are followed."""
@@ -62,11 +63,9 @@ class AskedFor:
         self.host: str | None = None
         if "://" in what:
             self.url = recorded_url(parse(what).url)
-            return
-        try:
-            self.host = host_asked_for(what).host
-        except InvalidURL:
-            return  # the id of a lease is no host
+        else:
+            with suppress(InvalidURL):  # the id of a lease is no host
+                self.host = host_asked_for(what).host
 
 
 class _Finder:
@@ -82,44 +81,33 @@ class _Finder:
         """Return True if a line is about what was asked for."""
         asked = self.question
         self._state.note(line)
+        if isinstance(line, OutcomeLine):
+            return self._leases.pop(line.lease, 0) is None
+        found = asked.host is not None and host_of_line(line) == asked.host
         match line:
             case StartLine():
                 self._salt = line.salt or ""
-                return False
-            case GrantLine():
-                found = asked.text in (line.lease, line.decision) or self._is_url(line.url)
-                found = found or any(one.scope == asked.host for one in line.scopes)
-                if found:
-                    self._leases[line.lease] = None
-                    if len(self._leases) > _MOST_LEASES:
-                        del self._leases[next(iter(self._leases))]
-                return found
-            case OutcomeLine():
-                return self._leases.pop(line.lease, 0) is None
-            case RefusedLine() | DecidedLine():
-                return asked.text == line.decision or self._is_url(line.url)
-            case RobotsLine():
-                return host_of(line.origin) == (asked.host or "") or self._is_origin(line.origin)
-            case BlockLine() | PauseLine():
-                return line.scope == asked.host
-            case OverrideLine():
-                return line.match == asked.host
-            case _:
-                return False
-
-    def _is_origin(self, origin: str) -> bool:
-        url = self.question.url
-        return url is not None and url.startswith(origin + "/")
+            case GrantLine() | AnsweredLine():
+                ids = line.decision, line.lease if isinstance(line, GrantLine) else None
+                found = found or asked.text in ids or self._is_url(line.url)
+            case RobotsLine() if asked.url is not None:
+                found = asked.url.startswith(line.origin + "/")
+        if found and isinstance(line, GrantLine):
+            self._leases[line.lease] = None
+            if len(self._leases) > _MOST_LEASES:
+                del self._leases[next(iter(self._leases))]
+        return found
 
     def _is_url(self, written: str) -> bool:
-        asked, urls = self.question, self._state.urls
-        if asked.url is not None and urls == "digest":
-            return written == hashlib.sha256(f"{self._salt}{asked.url}".encode()).hexdigest()
-        if asked.url is not None:
-            url = asked.url[:MAX_TEXT]
-            url = url if urls == "full" else url.split("?")[0]
-            return written == url or (written.startswith("http") and _parsed(written) == url)
-        return asked.host is not None and "://" in written and _host(written) == asked.host
+        asked, urls = self.question.url, self._state.urls
+        if asked is None:
+            return False
+        if urls == "digest":
+            return written == hashlib.sha256(f"{self._salt}{asked}".encode()).hexdigest()
+        url = asked[:MAX_TEXT] if urls == "full" else asked[:MAX_TEXT].partition("?")[0]
+        with suppress(InvalidURL):  # it was refused for that
+            return url in (written, parse(written).url)
+        return written == url
 
     # --- in words ---------------------------------------------------------------------------
 
@@ -130,7 +118,7 @@ class _Finder:
                 yield from self._grant(line)
             case OutcomeLine():
                 yield from _outcome(line)
-            case RefusedLine() | DecidedLine():
+            case AnsweredLine():
                 said = {"deny": "refused", "defer": "put off", "allow": "allowed"}[line.verdict]
                 again = "" if line.retry_at is None else f"; again at {moment_text(line.retry_at)}"
                 yield f"{line.url} was {said} to {line.agent}: {line.reason}{again}"
@@ -147,8 +135,6 @@ class _Finder:
                 yield f"{line.scope} was {done} by {line.by or 'nobody named'}"
             case OverrideLine():
                 yield from _override(line)
-            case _:
-                pass
 
     def _grant(self, line: GrantLine) -> Iterator[str]:
         what = "a request for robots.txt" if line.robots else str(line.reason)
@@ -175,20 +161,6 @@ class _Finder:
             return
         text = rows[number - 1] if 0 < number <= len(rows) else "which is not there"
         yield f"line {number} of robots.txt {digest} decided: {text.strip()}"
-
-
-def _parsed(url: str) -> str | None:
-    try:
-        return parse(url).url
-    except InvalidURL:
-        return None
-
-
-def _host(url: str) -> str | None:
-    try:
-        return parse(url).host
-    except InvalidURL:
-        return None
 
 
 def _time(at: datetime | None) -> str:

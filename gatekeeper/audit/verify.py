@@ -16,15 +16,14 @@ import msgspec
 
 from gatekeeper.audit.decisions import ChainState, DecisionCheck, Judged, Judgement
 from gatekeeper.audit.lines import (
+    AnsweredLine,
     BlockLine,
-    DecidedLine,
     ErasureLine,
     GrantLine,
     Line,
     OmittedLine,
     OutcomeLine,
     PauseLine,
-    RefusedLine,
     RobotsLine,
     StartLine,
 )
@@ -214,7 +213,7 @@ class Verification:
                 self.too_early(self.pace.grant(line, wall, entry.chain, entry.file))
             case OutcomeLine():
                 self.too_early(self.pace.outcome(line, entry.chain))
-            case RefusedLine() | DecidedLine():
+            case AnsweredLine():
                 self.judge(entry, line)
             case RobotsLine():
                 if wrong := self.decisions.robots(state, line):
