@@ -1,9 +1,12 @@
-"""Grants and leases that write lines in the audit record, and otherwise are those of any gate."""
+"""Grants and leases that write lines in the audit record, and otherwise are those of any gate.
+
+`audit` is the `AuditRecord` that makes them, whose module imports this one.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from weakref import ref
 
 from gatekeeper.config import Config
@@ -22,9 +25,6 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import UNDERIVED, Interval
 from gatekeeper.urls import Target
 
-if TYPE_CHECKING:  # it makes them
-    from gatekeeper.audit.record import AuditRecord
-
 
 class AuditedGrant(Grant, eq=False):
     """A grant that remembers its outcome until its end, and then has it written.
@@ -33,7 +33,7 @@ class AuditedGrant(Grant, eq=False):
     """
 
     counts_bytes: ClassVar[bool] = True
-    audit: AuditRecord | None = None
+    audit: Any = None
     lease_id: str = ""
     place: tuple[str, int] | None = None
     """The chain and the number of its line."""
@@ -108,7 +108,7 @@ class AuditedLeases(LeaseManager):
 
     def __init__(
         self,
-        audit: AuditRecord,
+        audit: Any,
         questions: GateQuestions,
         scheduler: Scheduler,
         faults: LocalFaults,
@@ -178,7 +178,7 @@ class AuditedLeases(LeaseManager):
 class AuditedRobotsLease(RobotsLease, eq=False):
     """The lease of a robots.txt request, granted once its line is written."""
 
-    audit: AuditRecord | None = None
+    audit: Any = None
 
     async def __aenter__(self) -> Grant:
         grant, audit = await RobotsLease.__aenter__(self), self.audit
@@ -192,7 +192,7 @@ class AuditedRobotsLease(RobotsLease, eq=False):
 class AuditedDecider(Decider):
     """Tells of each decision."""
 
-    def __init__(self, audit: AuditRecord, config: Config, **options: Any) -> None:
+    def __init__(self, audit: Any, config: Config, **options: Any) -> None:
         super().__init__(config, **options)
         self._audit = audit
 

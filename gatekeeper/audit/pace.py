@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gatekeeper.audit.lines import BlockLine, GrantLine, OutcomeLine, PauseLine
+from gatekeeper.audit.lines import BlockLine, GrantLine, OutcomeLine, PauseLine, ScopeInForce
 
 TOLERANCE: Final = 0.1
 """Seconds by which clocks of two processes may differ, unless the caller says otherwise."""
@@ -34,10 +34,12 @@ class LeaseStart(msgspec.Struct, gc=False):
 
     wall: float
     mono: float
-    interval: float
     chain: int
     file: str
     n: int
+    interval: float = 0.0
+    source: str = ""
+    """Of the interval."""
 
 
 class HeldScope(NamedTuple):
@@ -67,18 +69,15 @@ class ScopeLog(msgspec.Struct):
     shortest: float = _INF
     """The shortest time between two starts in seconds, and the interval in force then."""
     interval_then: float = 0.0
+    source_then: str = ""
 
 
 class PendingLease(msgspec.Struct):
     """A grant whose outcome is still to come."""
 
-    wall: float
-    mono: float
-    chain: int
-    file: str
-    n: int
-    scopes: list[tuple[ScopeLog, str, float]]
-    """The log, the name and the interval of each."""
+    grant: LeaseStart
+    """As far as it is known: the time of the grant."""
+    scopes: list[tuple[ScopeLog, ScopeInForce]]
     holds: list[HeldScope]
     """The blocks and pauses that the record has before the grant."""
 
@@ -116,16 +115,13 @@ class Pace:
 
     def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Iterator[TooEarly]:
         """Note a grant. Yield what is wrong with it."""
-        scopes = [(self._log(one.scope), one.scope, one.interval) for one in line.scopes]
-        holds = [
-            HeldScope(
-                name, log.blocked_since, log.blocked_until, chain == log.blocked_by, log.paused
-            )
-            for log, name, _ in scopes
-            if (log.blocked_until > wall or log.paused)
-            and not (line.robots and log.block_reason == _NAME_IS_GONE)
-        ]
-        for log, _, _ in scopes:
+        scopes = [(self._log(one.scope), one) for one in line.scopes]
+        holds = []
+        for log, one in scopes:
+            lifted = line.robots and log.block_reason == _NAME_IS_GONE
+            if (log.blocked_until > wall or log.paused) and not lifted:
+                own, since, until = chain == log.blocked_by, log.blocked_since, log.blocked_until
+                holds.append(HeldScope(one.scope, since, until, own, log.paused))
             log.open += 1
         if len(self._open) >= MAX_OPEN:
             yield from self._close(next(iter(self._open)), None)
@@ -133,7 +129,8 @@ class Pace:
         if key in self._open:
             yield TooEarly(file, line.n, "it has the id of a lease that has not ended")
             yield from self._close(key, None)
-        self._open[key] = PendingLease(wall, line.m, chain, file, line.n, scopes, holds)
+        start = LeaseStart(wall, line.m, chain, file, line.n)
+        self._open[key] = PendingLease(start, scopes, holds)
 
     def outcome(self, line: OutcomeLine, chain: int) -> Iterator[TooEarly]:
         """Note the outcome of a lease. Yield what is wrong."""
@@ -142,7 +139,7 @@ class Pace:
             return  # its grant was erased, or stands in a segment that was removed
         if line.start is None:
             self.unused += 1
-            for log, _, _ in self._open.pop(key).scopes:
+            for log, _ in self._open.pop(key).scopes:
                 log.open -= 1
         else:
             yield from self._close(key, line.start.timestamp())
@@ -180,19 +177,21 @@ class Pace:
             left = one.until - wall
             if one.paused or left > slack:
                 text = "paused" if one.paused else f"blocked for {left:.3f} s more"
-                yield TooEarly(lease.file, lease.n, f"{one.scope} is {text}")
+                yield TooEarly(lease.grant.file, lease.grant.n, f"{one.scope} is {text}")
 
     def _close(self, key: tuple[int, str], start: float | None) -> Iterator[TooEarly]:
         """End a lease whose request was sent at `start`; None: at its grant, as far as is known."""
         lease = self._open.pop(key)
-        wall = lease.wall if start is None else start
-        mono = lease.mono + (wall - lease.wall)
+        grant = lease.grant
+        wall = grant.wall if start is None else start
+        mono = grant.mono + (wall - grant.wall)
         self.requests += 1
         yield from self._held(lease, wall)
-        for log, name, interval in lease.scopes:
+        for log, scope in lease.scopes:
             log.open -= 1
-            one = LeaseStart(wall, mono, interval, lease.chain, lease.file, lease.n)
-            yield from self._insert(name, log, one)
+            known = grant.chain, grant.file, grant.n
+            one = LeaseStart(wall, mono, *known, scope.interval, scope.source)
+            yield from self._insert(scope.scope, log, one)
 
     def _insert(self, name: str, log: ScopeLog, one: LeaseStart) -> Iterator[TooEarly]:
         """Put a start among those of its scope, and compare it with its neighbours."""
@@ -205,7 +204,8 @@ class Pace:
             if 0 < at < len(starts):
                 before, after = starts[at - 1], starts[at]
                 if (gap := after.wall - before.wall) < log.shortest:
-                    log.shortest, log.interval_then = gap, after.interval
+                    log.shortest = gap
+                    log.interval_then, log.source_then = after.interval, after.source
                 yield from self._compare(name, before, after)
         if not log.open:
             del starts[:-1]

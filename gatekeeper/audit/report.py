@@ -8,7 +8,7 @@ shows the busiest ones, and the sum of the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +24,11 @@ from gatekeeper.audit.lines import (
     RobotsLine,
     StartLine,
 )
-from gatekeeper.audit.pace import TOLERANCE, ScopeLog
-from gatekeeper.audit.reading import ChainEntry, moment_text
+from gatekeeper.audit.pace import TOLERANCE
+from gatekeeper.audit.reading import ChainEntry, host_of_line, moment_text
 from gatekeeper.audit.verify import Verification, VerifyReport
 from gatekeeper.clock import utc
-from gatekeeper.errors import InvalidURL
 from gatekeeper.signing import PublicKey
-from gatekeeper.urls import parse
 
 MAX_HOSTS: Final = 200
 """Hosts that a report shows."""
@@ -141,34 +139,24 @@ class TimeSeries:
         return found
 
 
-def _bounded(counter: Counter[str], key: str) -> None:
+def _count(counts: dict[str, int], key: str) -> None:
     """Count a key that a site may choose: of very many ones only some are kept."""
-    if key in counter or len(counter) < MAX_ROWS:
-        counter[key] += 1
-    else:
-        counter[_OTHERS] += 1
+    key = key if key in counts or len(counts) < MAX_ROWS else _OTHERS
+    counts[key] = counts.get(key, 0) + 1
 
 
 class _Sums:
-    """Counts the lines of a record."""
+    """Counts the lines of a record, for a report."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: AuditReport) -> None:
+        self.report = report
         self.hosts: dict[str, HostRow] = {}
         self.leases: dict[tuple[int, str], str] = {}
         """The hosts of open leases."""
-        self.sources: dict[tuple[str, float], str] = {}
-        """Where each interval of a host came from."""
         self.series = TimeSeries()
-        self.allowed: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-        self.statuses: Counter[str] = Counter()
-        self.files: Counter[str] = Counter()
-        self.signals: Counter[str] = Counter()
-        self.agents: Counter[str] = Counter()
-        self.versions: Counter[str] = Counter()
-        self.overrides: list[OverrideRow] = []
+        self.agents: dict[str, int] = {}
+        self.versions: dict[str, int] = {}
         self.in_force: dict[tuple[int, str], OverrideRow] = {}
-        self.blocks = 0
 
     def row(self, host: str) -> HostRow:
         """Return the row of a host."""
@@ -187,18 +175,16 @@ class _Sums:
             case AnsweredLine():
                 self._refusal(entry, line)
             case RobotsLine():
-                _bounded(self.files, line.outcome)
+                _count(self.report.files, line.outcome)
             case BlockLine() if line.until is not None and line.until > line.t:
-                self.blocks += 1
+                self.report.blocks += 1
                 if line.scope in self.hosts:
                     self.row(line.scope).blocks += 1
             case OverrideLine():
                 self._override(entry, line)
             case StartLine():
-                _bounded(self.agents, line.user_agent)
-                _bounded(self.versions, line.gatekeeper)
-            case _:
-                pass
+                _count(self.agents, line.user_agent)
+                _count(self.versions, line.gatekeeper)
 
     def _grant(self, entry: ChainEntry, line: GrantLine) -> None:
         host = line.scopes[0].scope if line.scopes else ""
@@ -206,12 +192,10 @@ class _Sums:
         if line.robots:
             row.robots += 1
         else:
-            _bounded(self.allowed, str(line.reason))
+            _count(self.report.allowed, str(line.reason))
         row.requests += 1
         if line.scopes:
             row.asked = line.scopes[0].source
-            if len(self.sources) < 100_000:
-                self.sources[host, line.scopes[0].interval] = row.asked
         self.series.add(entry.wall, 0)
         self.leases[entry.chain, line.lease] = host
         if len(self.leases) > 100_000:  # of processes that were killed
@@ -229,32 +213,29 @@ class _Sums:
         status = line.status
         if status is None or status == 429 or status >= 500:
             row.failed += 1
-        _bounded(self.statuses, "no response" if status is None else str(status))
+        _count(self.report.statuses, "no response" if status is None else str(status))
         for name, value in line.signals.items():
-            _bounded(self.signals, f"{name}: {_words(value)}"[:_MAX_TEXT])
+            _count(self.report.signals, f"{name}: {_words(value)}"[:_MAX_TEXT])
 
     def _refusal(self, entry: ChainEntry, line: AnsweredLine) -> None:
         if line.verdict == "allow":
             return
-        _bounded(self.refused, f"{line.verdict}: {line.reason}")
+        _count(self.report.refused, f"{line.verdict}: {line.reason}")
         self.series.add(entry.wall, 1)
-        try:
-            self.row(parse(line.url).host).refused += 1
-        except InvalidURL:
-            self.row("").refused += 1
+        self.row(host_of_line(line) or "").refused += 1
 
     def _override(self, entry: ChainEntry, line: OverrideLine) -> None:
         row = self.in_force.pop((entry.chain, line.match), None)
         at = moment_text(line.t)
         if row is not None:
             row.ended = at
-        if line.ended or len(self.overrides) >= MAX_ROWS:
+        if line.ended or len(self.report.overrides) >= MAX_ROWS:
             return
         until = None if line.until is None else moment_text(line.until)
         row = OverrideRow(
             line.match, line.by, line.reason, at, until, what_it_sets(line)[:_MAX_TEXT]
         )
-        self.overrides.append(row)
+        self.report.overrides.append(row)
         self.in_force[entry.chain, line.match] = row
 
 
@@ -284,37 +265,24 @@ def report_of(
     tolerance: float = TOLERANCE,
 ) -> AuditReport:
     """Verify the records in the folders, and sum them up. The arguments are those of `verify`."""
-    sums = _Sums()
     verification = Verification(list(folders), version, keys, tolerance)
-    verified = verification.run(sums.see)
+    report = AuditReport(verified=verification.result)
+    sums = _Sums(report)
+    verification.run(sums.see)
     for host, row in sums.hosts.items():
-        _add_pace(row, verification.pace.scopes.get(host), sums.sources)
+        log = verification.pace.scopes.get(host)
+        if log is not None and log.shortest < float("inf"):
+            row.shortest, row.interval, row.asked = log.shortest, log.interval_then, log.source_then
     rows = sorted(sums.hosts.values(), key=lambda row: (-row.requests, -row.refused, row.host))
-    report = AuditReport(
-        verified=verified,
-        user_agents=sorted(sums.agents),
-        versions=sorted(sums.versions),
-        hosts=rows[:MAX_HOSTS],
-        other_hosts=max(0, len(rows) - MAX_HOSTS),
-        allowed=dict(sums.allowed.most_common()),
-        refused=dict(sums.refused.most_common()),
-        statuses=dict(sums.statuses.most_common()),
-        files=dict(sums.files.most_common()),
-        signals=dict(sums.signals.most_common()),
-        overrides=sums.overrides,
-        blocks=sums.blocks,
-        interval=float(sums.series.seconds),
-        times=sums.series.rows(),
-    )
+    report.user_agents, report.versions = sorted(sums.agents), sorted(sums.versions)
+    report.hosts, report.other_hosts = rows[:MAX_HOSTS], max(0, len(rows) - MAX_HOSTS)
+    for name in ("allowed", "refused", "statuses", "files", "signals"):
+        counts = Counter(getattr(report, name))
+        setattr(report, name, dict(counts.most_common()))
+    report.interval, report.times = float(sums.series.seconds), sums.series.rows()
     for row in rows[MAX_HOSTS:]:
         _add_row(report.others, row)
     return report
-
-
-def _add_pace(row: HostRow, log: ScopeLog | None, sources: Mapping[tuple[str, float], str]) -> None:
-    if log is not None and log.shortest < float("inf"):
-        row.shortest, row.interval = log.shortest, log.interval_then
-        row.asked = sources.get((row.host, row.interval), row.asked)
 
 
 def _add_row(total: HostRow, row: HostRow) -> None:

@@ -160,10 +160,8 @@ class Verification:
         ]
         self.decisions: DecisionCheck = DecisionCheck()
         self.pace: Pace = Pace(tolerance)
-        self.kinds: Counter[str] = Counter()
         self.erasures: dict[tuple[Path, str], list[tuple[int, int, int, int]]] = {}
         """By folder and segment: first and last line, and the chain and number that say so."""
-        self.others: Counter[str] = Counter()
 
     def add(self, difference: AuditDifference) -> None:
         """Count a difference, and keep it if there are not too many."""
@@ -178,7 +176,7 @@ class Verification:
 
     def run(self, observe: Callable[[ChainEntry, Line], object] | None = None) -> VerifyReport:
         """Read everything, and return the result. `observe` is called with each line."""
-        result = self.result
+        result, kinds = self.result, Counter[str]()
         first = last = None
         for entry in merged(self.readers):
             line = entry.line
@@ -189,12 +187,13 @@ class Verification:
             if first is None:
                 first = entry.wall
             last = entry.wall
-            self.kinds[type(line).__struct_config__.tag] += 1  # type: ignore[index]
+            kinds[type(line).__struct_config__.tag] += 1  # type: ignore[index]
             self.look(entry, line)
             if observe is not None:
                 observe(entry, line)
         if first is not None and last is not None:
             result.first, result.last = moment_text(utc(first)), moment_text(utc(last))
+        result.kinds = dict(kinds)
         self.compare_erasures()
         self.sum_up()
         return result
@@ -236,7 +235,8 @@ class Verification:
         if not judged.wrong:
             return judged
         if self.by_other(state):
-            self.others[printable(state.version or "unknown", 40)] += 1
+            version = printable(state.version or "unknown", 40)
+            self.result.other_version[version] = self.result.other_version.get(version, 0) + 1
         self.differ_by_text("decision", entry, state, judged.wrong)
         return judged
 
@@ -318,11 +318,9 @@ class Verification:
         """Fill in the result from what the parts have counted."""
         result, pace = self.result, self.pace
         result.lines = sum(one.count for one in self.readers)
-        result.kinds = dict(self.kinds)
         result.texts = self.decisions.texts
         result.decisions = self.decisions.checked
         result.decisions_not_checked = dict(self.decisions.not_checked)
-        result.other_version = dict(self.others)
         result.requests, result.unused_leases = pace.requests, pace.unused
         result.without_outcome, result.starts = pace.without_outcome, pace.compared
         result.scopes = len(pace.scopes)

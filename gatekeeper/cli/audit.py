@@ -76,14 +76,11 @@ _ONLY = {
 """The actions that have an option."""
 
 
-def _folders(args: argparse.Namespace) -> list[Path]:
-    return [Path(one) for one in (args.folder, *args.more)]
-
-
 def _checks(args: argparse.Namespace) -> dict[str, Any]:
+    folders = [Path(one) for one in (args.folder, *args.more)]
     keys = [read_public(one) for one in args.key or ()]
     tolerance = 0.1 if args.tolerance is None else args.tolerance
-    return {"version": __version__, "keys": keys, "tolerance": tolerance}
+    return {"folders": folders, "version": __version__, "keys": keys, "tolerance": tolerance}
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -94,7 +91,7 @@ def _print(lines: Iterable[str]) -> None:
 def _verify(args: argparse.Namespace) -> int:
     from gatekeeper.audit.verify import lines_of, verify  # noqa: PLC0415 - not needed by `--help`
 
-    result = verify(_folders(args), **_checks(args))
+    result = verify(**_checks(args))
     _print([json_text(result)] if args.json else lines_of(result))
     return OK if result.ok else DENIED
 
@@ -120,7 +117,7 @@ def _report(args: argparse.Namespace) -> int:
     from gatekeeper.sidecar.pages.audit_report import report_page  # noqa: PLC0415
     from gatekeeper.sites.texts import replace_file  # noqa: PLC0415
 
-    report = report_of(_folders(args), **_checks(args))
+    report = report_of(**_checks(args))
     text = json_text(report) + "\n" if args.json else report_page(report)
     if args.output is not None:
         replace_file(Path(args.output), text.encode())
