@@ -96,49 +96,9 @@ def _encodable(value: Any) -> Any:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def decode_line(raw: bytes) -> dict[str, Any]:
-    """Return the fields of a line, without or with its newline.
-
-    `v`, `n`, `prev` and `kind` are there and of the right form; the others are unchecked. Raises
-    BadLine.
-    """
-    try:
-        line = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadLine(f"not JSON: {error}") from error
-    if not isinstance(line, dict):
-        raise BadLine("not a JSON object")
-    if (version := line.get("v")) != VERSION:
-        raise BadLine(f"version {version!r} of the format; this program reads {VERSION}")
-    n, kind = line.get("n"), line.get("kind")
-    if type(n) is not int or n < 1:
-        raise BadLine(f"n is no number of a line: {n!r}")
-    if not is_digest(line.get("prev")):
-        raise BadLine(f"line {n}: prev is no SHA-256: {line.get('prev')!r}")
-    if not isinstance(kind, str):
-        raise BadLine(f"line {n}: kind is no text: {kind!r}")
-    if kind == "erased" and not is_digest(line.get("digest")):
-        raise BadLine(f"line {n}: digest is no SHA-256: {line.get('digest')!r}")
-    return line
-
-
 def digest_of(data: bytes) -> str:
     """Return the SHA-256 of a line (without its newline) or of a text, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
-
-
-def digest_of_line(raw: bytes, line: dict[str, Any]) -> str:
-    """Return what the next line has as `prev`: of an erased line, the digest that it keeps.
-
-    `raw` is the line without its newline, `line` what `decode_line` returns for it.
-    """
-    kept: str = line["digest"] if line["kind"] == "erased" else digest_of(raw)
-    return kept
-
-
-def is_digest(value: object) -> bool:
-    """Return whether a value is a SHA-256 in hexadecimal digits."""
-    return isinstance(value, str) and _HEX.fullmatch(value) is not None
 
 
 # --- times -----------------------------------------------------------------------------------
@@ -210,7 +170,7 @@ def text_path(digest: str) -> str:
     >>> text_path("0" * 64)[:12]
     'texts/00/000'
     """
-    if not is_digest(digest):  # it comes from a line, which may be anybody's
+    if not _HEX.fullmatch(digest):  # it comes from a line, which may be anybody's
         raise ValueError(f"not a SHA-256: {digest!r}")
     return f"texts/{digest[:2]}/{digest}.gz"
 

@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName, decode_line
+import msgspec
+
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName
 from gatekeeper.audit.files import is_written, whole_file
 from gatekeeper.gate.parts import FoundLine
 
@@ -130,7 +132,7 @@ def _find(
         with contextlib.suppress(FileNotFoundError, EOFError, zlib.error):
             for raw in _lines(path, known, decision):
                 if wanted in raw and raw.endswith(b"\n"):
-                    line = decode_line(raw)
+                    line = msgspec.json.decode(raw)
                     if line.get("decision") == decision:
                         return FoundLine(name.chain, path.name, line)
     return None

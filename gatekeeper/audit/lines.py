@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from gatekeeper.audit.chain import BadLine, decode_line
+from gatekeeper.audit.chain import VERSION, BadLine, digest_of
 
 MAX_LINE = 4_194_304
 """Octets of a line that are read; a longer one is reported, and only its digest is made."""
@@ -259,17 +259,32 @@ the line, and times as text. It has to be given every field."""
 _decoder = msgspec.json.Decoder(Line)
 
 
+class _Version(msgspec.Struct):
+    v: int | None = None
+
+
+_version = msgspec.json.Decoder(_Version)
+
+
 def read_line(raw: bytes) -> Line:
-    """Return a line, given without its newline. Raises BadLine, which says what is wrong."""
+    """Return a line, without or with its newline. Raises BadLine, which says what is wrong."""
     try:
         try:
             line: Line = _decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            decode_line(raw)  # whether it is a line at all is what people want to know first
-            raise BadLine(str(error)) from error
-    except RecursionError as error:
-        raise BadLine("nested too deeply") from error
+        except msgspec.ValidationError as error:
+            if (version := _version.decode(raw).v) != VERSION:
+                text = f"version {version} of the format; this program reads {VERSION}"
+                raise BadLine(text) from error
+            raise
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        raise BadLine("nested too deeply" if deep else f"{error}") from error
     return line
+
+
+def digest_after(raw: bytes, line: Line) -> str:
+    """Return what the next line has as `prev`: of an erased line, the digest that it keeps."""
+    return line.digest if isinstance(line, ErasedLine) else digest_of(raw)
 
 
 def json_schema() -> dict[str, Any]:

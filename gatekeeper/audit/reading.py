@@ -245,8 +245,6 @@ class ChainReader:
         """First and last `n` of erased lines that stand together, by the segment."""
         self.seals: int = 0
         self.kept_seals: int = 0
-        self.signed_by: set[str | None] = set()
-        """The keys that sealed it, by their thumbprints; None: a seal without a signature."""
         self.sealed: SealLine | None = None
         """The last seal that is as it has to be."""
         self.last: int = 0
@@ -259,8 +257,7 @@ class ChainReader:
         """Seconds since 1970 of the last line."""
         self._report = report
         self._keys = {key.keyid: key for key in keys}
-        self._prev, self._next = NO_DIGEST, 1
-        self._jump = False
+        self._prev, self._jump = NO_DIGEST, False
         """What is read next need not follow: what is missing is reported already."""
         self._file = str(files.folder / files.name)
 
@@ -287,11 +284,11 @@ class ChainReader:
 
     def _segment(self, number: int, *, is_last: bool) -> Iterator[ChainEntry]:
         path, sealed = self.files.segments[number], False
-        first = None if self._jump else self._next
+        first = None if self._jump else self.last + 1
         file, name = self._file, str(SegmentName(self.files.name, number))
         try:
             for octets, digest, whole in raw_lines(path):
-                n = self._next
+                n = self.last + 1
                 if not whole:
                     self.torn = is_last
                     if not is_last:
@@ -315,14 +312,14 @@ class ChainReader:
                         self.ended = True
                 yield ChainEntry(self.wall, self.number, line, file)
         except DAMAGED as error:
-            self._differ(f"can't be read further: {why(error)}", self._next)
+            self._differ(f"can't be read further: {why(error)}", self.last + 1)
             self._jump = True
         if not sealed and not is_last:
             self._differ("it ends without a seal, but is not the last segment")
 
     def _line(self, octets: bytes | None, digest: str) -> Line | None:
         """Read the next line, and check that it follows; None if it can't be read."""
-        n, prev = self._next, self._prev
+        n, prev = self.last + 1, self._prev
         self.count += 1
         try:
             if octets is None:
@@ -330,21 +327,22 @@ class ChainReader:
             line = read_line(octets)
         except BadLine as error:
             self._differ(f"no line of a record: {printable(str(error), 200)}", n)
-            self._prev, self._next, self.last = digest, n + 1, n
+            self._prev, self.last = digest, n
             return None
         if not self._jump:
             if line.n != n:
                 self._differ(f"line {line.n} stands here: lines were added, removed or moved", n)
             elif line.prev != prev:
                 self._differ(f"it does not follow line {n - 1}: one of the two was changed", n)
-        self._jump = False
-        if isinstance(line, ErasedLine):
-            digest = line.digest
-        wanted = self.wanted.pop(line.n, digest) if self.wanted else digest
-        if wanted != digest:
-            self._differ("it is not the line that a later start names", line.n)
-        self._prev, self._next, self.last = digest, line.n + 1, line.n
+        self._come_to(line, digest)
         return line
+
+    def _come_to(self, line: Line, digest: str) -> None:
+        """Note the line that the next one has to follow."""
+        digest = line.digest if isinstance(line, ErasedLine) else digest
+        if self.wanted.pop(line.n, digest) != digest:
+            self._differ("it is not the line that a later start names", line.n)
+        self._jump, self._prev, self.last = False, digest, line.n
 
     # --- seals ------------------------------------------------------------------------------
 
@@ -358,24 +356,19 @@ class ChainReader:
             self._jump = True
             return
         self.kept_seals += 1
-        if isinstance(line, ErasedLine):
-            digest = line.digest
-        else:
+        if not isinstance(line, ErasedLine):
             self.wall = line.t.timestamp()
         if isinstance(line, SealLine):
-            if not self._jump and line.first != self._next:
-                self._differ(f"its segment began at {line.first}, not {self._next}", line.n)
+            if not self._jump and line.first != self.last + 1:
+                self._differ(f"its segment began at {line.first}, not {self.last + 1}", line.n)
             self._check_seal(line, line.first)
         elif not is_last:  # a segment that a killed process left has no seal
             self._differ("it is no seal, but not of the last segment", line.n, "seal")
-        self._jump, self._prev, self._next, self.last = False, digest, line.n + 1, line.n
-        if self.wanted.pop(line.n, digest) != digest:
-            self._differ("it is not the line that a later start names", line.n)
+        self._come_to(line, digest)
         self.wanted = {n: wanted for n, wanted in self.wanted.items() if n > line.n}
 
     def _check_seal(self, line: SealLine, first: int) -> None:
         self.seals += 1
-        self.signed_by.add(line.key)
         wrong = ""
         if line.first != first or line.lines != line.n - 1:
             wrong = f"it counts lines {line.first} to {line.lines}, not {first} to {line.n - 1}"

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, BadLine, SegmentName, decode_line
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, BadLine, SegmentName
 from gatekeeper.audit.files import is_written, whole_file
 from gatekeeper.audit.index import index_path
+from gatekeeper.audit.lines import read_line
 
 _BLOCK: Final = 1 << 20
 _TEXT: Final = re.compile(rb'"text":"([0-9a-f]{64})"')
@@ -72,7 +73,7 @@ def _leave_last_line(name: SegmentName, path: Path, last: bytes) -> None:
     name of a chain that a killed process left."""
     raw = last.rpartition(b"\n")[2]
     with contextlib.suppress(BadLine):
-        decode_line(raw)
+        read_line(raw)
         with whole_file(path.with_name(str(name._replace(suffix=SEAL)))) as file:
             file.write(raw + b"\n")
 

@@ -22,6 +22,7 @@ import secrets
 import socket
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -31,21 +32,20 @@ from gatekeeper.audit.chain import (
     CLOSED,
     NO_DIGEST,
     OPEN,
+    SEAL,
     UNENCODABLE,
     VERSION,
     BadLine,
     SegmentName,
     as_json,
     chain_name,
-    decode_line,
-    digest_of_line,
     encode,
     sign_seal,
     time_text,
 )
 from gatekeeper.audit.files import compress, lock_file, make_folder
 from gatekeeper.audit.index import DecisionIndex
-from gatekeeper.audit.lines import WRITTEN
+from gatekeeper.audit.lines import WRITTEN, SealLine, digest_after, read_line
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer
 from gatekeeper.config import AuditConfig
 from gatekeeper.errors import StorageError
@@ -131,9 +131,12 @@ class ChainWriter:
         self._forget_file()
 
     def _forget_file(self) -> None:
-        self._fd, self._number, self._size, self._torn = -1, 0, 0, False
-        self._n, self._prev, self._first, self._ends = 0, NO_DIGEST, 1, 0.0
-        self._rotate_at = 0.0
+        self._fd, self._size, self._torn = -1, 0, False
+        self.number: int = 0
+        """The number of the open segment."""
+        self.lines: int = 0
+        """The number of lines of the chain."""
+        self._prev, self._first, self._ends, self._rotate_at = NO_DIGEST, 1, 0.0, 0.0
         self.index: DecisionIndex = DecisionIndex()
         """Of the open segment."""
 
@@ -145,7 +148,8 @@ class ChainWriter:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         try:
-            self.named = await asyncio.to_thread(self._prepare)
+            await asyncio.to_thread(make_folder, self._folder)
+            self.named = await asyncio.to_thread(lambda: list(unsealed(self._folder)))
             self._begin()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
@@ -155,10 +159,6 @@ class ChainWriter:
                 ) from error
             self._failed(error)
         _open_writers.add(self)
-
-    def _prepare(self) -> list[dict[str, Any]]:
-        make_folder(self._folder)
-        return list(unsealed(self._folder))
 
     def _begin(self) -> None:
         """Create the first segment of a new chain, with its `start`. Raises OSError."""
@@ -173,16 +173,6 @@ class ChainWriter:
         self.salt = secrets.token_hex(16)
         self._waiting.insert(0, self.line("start", **self._start(self)))
         self._write()
-
-    @property
-    def number(self) -> int:
-        """The number of the open segment."""
-        return self._number
-
-    @property
-    def lines(self) -> int:
-        """The number of lines of the chain."""
-        return self._n
 
     async def close(self, reason: str) -> None:
         """Write what waits, the end and the last seal; compress the last segment."""
@@ -280,7 +270,7 @@ class ChainWriter:
 
     def _write(self, *, rotate: bool = True) -> bool:
         """Write every line that waits. Return False if that failed."""
-        n, prev, size, index, lines = self._n, self._prev, self._size, self.index, []
+        n, prev, size, index, lines = self.lines, self._prev, self._size, self.index, []
         now = 0.0
         try:
             if self._fd < 0:
@@ -308,7 +298,7 @@ class ChainWriter:
             self._cut()
             self._failed(error)
             return False
-        self._n, self._prev, self._size = n, prev, size
+        self.lines, self._prev, self._size = n, prev, size
         self._waiting.clear()
         if rotate:
             self.place = self.name, n
@@ -350,9 +340,9 @@ class ChainWriter:
         return fd
 
     def _use(self, fd: int, number: int) -> None:
-        self._fd, self._number, self._size = fd, number, 0
+        self._fd, self.number, self._size = fd, number, 0
         self.index = DecisionIndex()
-        self._first = self._n + 1
+        self._first = self.lines + 1
         self._ends = self._clock.monotonic() + _DAY
 
     def _rotate(self) -> None:
@@ -362,7 +352,7 @@ class ChainWriter:
             return
         self._rotate_at = now + _LONGEST_PAUSE
         try:
-            fd = self._create(self._number + 1)
+            fd = self._create(self.number + 1)
         except OSError as error:
             _log.warning("the audit record in %s gets no next segment: %s", self._folder, error)
             return
@@ -370,19 +360,19 @@ class ChainWriter:
         if path is None:
             os.close(fd)
             with contextlib.suppress(OSError):
-                (self._folder / str(SegmentName(self.name, self._number + 1))).unlink()
+                (self._folder / str(SegmentName(self.name, self.number + 1))).unlink()
             return
         os.close(old)
-        self._use(fd, self._number + 1)
+        self._use(fd, self.number + 1)
         self._rotate_at = 0.0
         self._compress(path, index)
 
     def _seal(self, reason: str) -> Path | None:
         """Write a seal. Return the path of the segment, or None if that failed."""
-        n, key, t = self._n + 1, self._key, time_text(self._clock.wall())
+        n, key, t = self.lines + 1, self._key, time_text(self._clock.wall())
         line = self.line(
             "seal",
-            lines=self._n,
+            lines=self.lines,
             first=self._first,
             reason=reason,
             key=None if key is None else key.public.keyid,
@@ -394,7 +384,7 @@ class ChainWriter:
             self._waiting.pop()
             return None
         self.sealed = t, n
-        return self._folder / str(SegmentName(self.name, self._number))
+        return self._folder / str(SegmentName(self.name, self.number))
 
     def _compress(self, path: Path, index: DecisionIndex) -> None:
         self._tasks.start(self._compress_in_thread(path, index, self._clock.wall()))
@@ -412,39 +402,32 @@ def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the last whole line of each chain in the folder that has no last seal, by reading the
     ends of files alone. Damaged ends are left out."""
     chains: dict[str, dict[int, SegmentName]] = {}
-    for path in os.scandir(folder):
-        name = SegmentName.parse(path.name)
-        if name is not None and name.suffix in (OPEN, CLOSED):
-            known = chains.setdefault(name.chain, {})
-            if known.setdefault(name.number, name).suffix == CLOSED:
-                known[name.number] = name
-    open_ones = sorted(
-        (known for known in chains.values() if known[max(known)].suffix == OPEN),
-        key=lambda known: known[max(known)].chain.rpartition("-")[2],
-    )
+    for path in sorted(os.listdir(folder)):  # a compressed segment comes last
+        name = SegmentName.parse(path)
+        if name is not None and name.suffix != SEAL:
+            chains.setdefault(name.chain, {})[name.number] = name
+    open_ones = [one for one in chains.values() if one[max(one)].suffix == OPEN]
+    open_ones.sort(key=lambda one: one[max(one)].chain.rpartition("-")[2])
     for known in open_ones[-_MAX_NAMED:]:
         for number in sorted(known, reverse=True)[:2]:  # the last one may have no line yet
             with contextlib.suppress(OSError, BadLine, EOFError, zlib.error):
-                raw = last_line(folder / str(known[number]))
-                line = decode_line(raw)
-                if not (line["kind"] == "seal" and line.get("reason") == "end"):
-                    digest = digest_of_line(raw, line)
-                    yield {"segment": str(known[number]), "n": line["n"], "digest": digest}
+                raw = _last_line(folder / str(known[number]))
+                line = read_line(raw)
+                if not (isinstance(line, SealLine) and line.reason == "end"):
+                    digest = digest_after(raw, line)
+                    yield {"segment": str(known[number]), "n": line.n, "digest": digest}
                 break
 
 
-def last_line(path: Path) -> bytes:
+def _last_line(path: Path) -> bytes:
     """Return the last whole line of a segment, without its newline. Raises OSError, EOFError or
     zlib.error, and BadLine if there is none near the end."""
     if path.name.endswith(CLOSED):  # seldom: it has a seal, and its next segment no line
         with gzip.open(path) as packed:
-            end = b""
-            while block := packed.read(_TAIL):
-                end = end[-_TAIL:] + block
+            end = b"".join(deque(packed, 1))
     else:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             end = file.read()
     whole, newline, _torn = end.rpartition(b"\n")
     if not newline:

@@ -13,6 +13,7 @@ import pytest
 
 from gatekeeper import Deferred, StorageError
 from gatekeeper.audit import chain
+from gatekeeper.audit.lines import SealLine, read_line
 from gatekeeper.clock import VirtualClock
 from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate
@@ -267,7 +268,7 @@ async def test_old_segments_leave_their_seals_and_take_texts_that_nothing_names_
     assert len(texts()) == 2
     ends = [name.partition(".")[2] for name in names]
     assert ends == [*["seal.json"] * 3, *["ids", "jsonl.gz"] * 3]
-    assert chain.decode_line(next(folder.glob("*.seal.json")).read_bytes())["kind"] == "seal"
+    assert isinstance(read_line(next(folder.glob("*.seal.json")).read_bytes()), SealLine)
 
 
 async def test_a_lease_of_an_earlier_process_is_held_though_its_line_cant_be_written(
