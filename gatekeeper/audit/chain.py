@@ -187,9 +187,17 @@ def seal_text(chain: str, n: int, prev: str) -> bytes:
     return f"gatekeeper-audit-seal {VERSION} {chain} {n} {prev}".encode()
 
 
-def sign_seal(key: SigningKey, chain: str, n: int, prev: str) -> str:
-    """Return the Ed25519 signature of a seal, in base64url without padding."""
-    return base64.urlsafe_b64encode(key.sign(seal_text(chain, n, prev))).rstrip(b"=").decode()
+def seal_fields(
+    key: SigningKey | None, chain: str, n: int, prev: str, first: int, reason: str
+) -> dict[str, Any]:
+    """Return the fields of a seal, with the Ed25519 signature in base64url without padding if there
+    is a key. `first`: the first line of its segment."""
+    keyid = signature = None
+    if key is not None:
+        signed = key.sign(seal_text(chain, n, prev))
+        keyid, signature = key.public.keyid, base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
+    fields = {"lines": n - 1, "first": first, "reason": reason}
+    return {**fields, "key": keyid, "signature": signature}
 
 
 def is_signed(key: PublicKey, chain: str, n: int, prev: str, signature: str) -> bool:

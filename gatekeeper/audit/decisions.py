@@ -115,15 +115,23 @@ class ChainState:
 
     def note(self, line: Line) -> None:
         """Apply a line that changes how later ones are read."""
-        if isinstance(line, StartLine):
-            self._start(line)
-        elif isinstance(line, SettingsLine):
-            self._earlier, self._reloaded = self.pacing, line.t
-            self.pacing = _section(line.settings, "pacing", PacingConfig)
-        elif isinstance(line, OverrideLine):
-            self._override(line)
-        elif isinstance(line, ErasedLine):
-            self.partial = True
+        match line:
+            case StartLine():
+                self.urls, self.version = line.urls, line.gatekeeper
+                self.robots = _section(line.settings, "robots", RobotsConfig)
+                self.fetch = _section(line.settings, "fetch", FetchConfig)
+                self.pacing = _section(line.settings, "pacing", PacingConfig)
+            case SettingsLine():
+                self._earlier, self._reloaded = self.pacing, line.t
+                self.pacing = _section(line.settings, "pacing", PacingConfig)
+            case OverrideLine() if line.ended:
+                self.overrides.pop(line.match, None)
+            case OverrideLine():
+                rules = self.overrides.setdefault(line.match, [])
+                rules.append(line)
+                del rules[:-_MAX_RULES]
+            case ErasedLine():
+                self.partial = True
 
     def read(self, digest: str) -> RobotsTxt:
         """Parse a text as the gate did. Raises WrongText."""
@@ -145,20 +153,6 @@ class ChainState:
         recent = self._reloaded is not None and at - self._reloaded < _REPLACED
         caps = (self.pacing.max_interval, self._earlier.max_interval if recent else None)
         return min((one for one in caps if one is not None), default=LONGEST)
-
-    def _start(self, line: StartLine) -> None:
-        self.urls, self.version = line.urls, line.gatekeeper
-        self.robots = _section(line.settings, "robots", RobotsConfig)
-        self.fetch = _section(line.settings, "fetch", FetchConfig)
-        self.pacing = _section(line.settings, "pacing", PacingConfig)
-
-    def _override(self, line: OverrideLine) -> None:
-        if line.ended:
-            self.overrides.pop(line.match, None)
-        else:
-            rules = self.overrides.setdefault(line.match, [])
-            rules.append(line)
-            del rules[:-_MAX_RULES]
 
     def override_of(self, host: str, at: datetime) -> OverrideLine | None:
         """Return the most specific override of a host that is in force, or None."""

@@ -27,7 +27,7 @@ from gatekeeper.audit.chain import (
     chain_name,
     digest_of,
     encode_line,
-    sign_seal,
+    seal_fields,
     text_path,
     time_text,
 )
@@ -233,9 +233,7 @@ def _write_erasure(
         for at in range(0, len(segment.spans), _MOST_SPANS):
             spans = segment.spans[at : at + _MOST_SPANS]
             add("erasure", segment=segment.name, host=hidden, lines=spans, by=by, reason=reason)
-    signature = None if key is None else sign_seal(key, name, n + 1, prev)
-    keyid = None if key is None else key.public.keyid
-    add("seal", lines=n, first=1, reason="end", key=keyid, signature=signature)
+    add("seal", **seal_fields(key, name, n + 1, prev, 1, "end"))
     path = folder / str(SegmentName(name, 1))
     write_segment(path, (line + b"\n" for line in lines))
     return path.name

@@ -60,10 +60,8 @@ class AuditedGrant(Grant, eq=False):
 
     def is_ours(self) -> bool:
         """Return True if the gate itself sent the request, and not code of its user."""
-        if self.lease is None:
-            return True
-        lease = self.lease()
-        return lease is not None and lease.is_ours
+        lease = None if self.lease is None else self.lease()
+        return self.lease is None or (lease is not None and lease.is_ours)
 
     def received(self, size: int) -> None:
         """Note bytes of the response."""

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gatekeeper.audit.lines import BlockLine, GrantLine, OutcomeLine, PauseLine, ScopeInForce
+from gatekeeper.audit.reading import AuditDifference
 
 TOLERANCE: Final = 0.1
 """Seconds by which clocks of two processes may differ, unless the caller says otherwise."""
@@ -27,6 +28,8 @@ MAX_OPEN: Final = 100_000
 _MAX_STARTS: Final = 64
 """Starts of a scope that are kept while leases of it are open."""
 _INF: Final = float("inf")
+Differences = Iterator[AuditDifference]
+"""Requests that came too early, with the places of their grants."""
 
 
 class LeaseStart(msgspec.Struct, gc=False):
@@ -82,14 +85,6 @@ class PendingLease(msgspec.Struct):
     """The blocks and pauses that the record has before the grant."""
 
 
-class TooEarly(msgspec.Struct, frozen=True):
-    """A request that came too early, with the place of its grant."""
-
-    file: str
-    n: int
-    text: str
-
-
 class Pace:
     """Follows the grants, outcomes and blocks of all chains, in the order of time."""
 
@@ -113,7 +108,7 @@ class Pace:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Iterator[TooEarly]:
+    def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Differences:
         """Note a grant. Yield what is wrong with it."""
         scopes = [(self._log(one.scope), one) for one in line.scopes]
         holds = []
@@ -127,12 +122,13 @@ class Pace:
             yield from self._close(next(iter(self._open)), None)
         key = (chain, line.lease)
         if key in self._open:
-            yield TooEarly(file, line.n, "it has the id of a lease that has not ended")
+            text = "it has the id of a lease that has not ended"
+            yield AuditDifference("pace", file, line.n, text)
             yield from self._close(key, None)
         start = LeaseStart(wall, line.m, chain, file, line.n)
         self._open[key] = PendingLease(start, scopes, holds)
 
-    def outcome(self, line: OutcomeLine, chain: int) -> Iterator[TooEarly]:
+    def outcome(self, line: OutcomeLine, chain: int) -> Differences:
         """Note the outcome of a lease. Yield what is wrong."""
         key = (chain, line.lease)
         if key not in self._open:
@@ -144,7 +140,7 @@ class Pace:
         else:
             yield from self._close(key, line.start.timestamp())
 
-    def end(self, chain: int) -> Iterator[TooEarly]:
+    def end(self, chain: int) -> Differences:
         """Note the end of a chain: leases without an outcome count from their grant."""
         for key in [key for key in self._open if key[0] == chain]:
             self.without_outcome += 1
@@ -168,7 +164,7 @@ class Pace:
 
     # --- the checks -----------------------------------------------------------------------------
 
-    def _held(self, lease: PendingLease, wall: float) -> Iterator[TooEarly]:
+    def _held(self, lease: PendingLease, wall: float) -> Differences:
         """Yield the blocks and pauses in which a request began."""
         for one in lease.holds:
             slack = SLACK if one.own else self.tolerance
@@ -177,9 +173,10 @@ class Pace:
             left = one.until - wall
             if one.paused or left > slack:
                 text = "paused" if one.paused else f"blocked for {left:.3f} s more"
-                yield TooEarly(lease.grant.file, lease.grant.n, f"{one.scope} is {text}")
+                where = lease.grant.file, lease.grant.n
+                yield AuditDifference("pace", *where, f"{one.scope} is {text}")
 
-    def _close(self, key: tuple[int, str], start: float | None) -> Iterator[TooEarly]:
+    def _close(self, key: tuple[int, str], start: float | None) -> Differences:
         """End a lease whose request was sent at `start`; None: at its grant, as far as is known."""
         lease = self._open.pop(key)
         grant = lease.grant
@@ -193,7 +190,7 @@ class Pace:
             one = LeaseStart(wall, mono, *known, scope.interval, scope.source)
             yield from self._insert(scope.scope, log, one)
 
-    def _insert(self, name: str, log: ScopeLog, one: LeaseStart) -> Iterator[TooEarly]:
+    def _insert(self, name: str, log: ScopeLog, one: LeaseStart) -> Differences:
         """Put a start among those of its scope, and compare it with its neighbours."""
         starts = log.starts
         place = len(starts)
@@ -212,7 +209,7 @@ class Pace:
         elif len(starts) > _MAX_STARTS:
             del starts[: -_MAX_STARTS // 2]
 
-    def _compare(self, name: str, before: LeaseStart, one: LeaseStart) -> Iterator[TooEarly]:
+    def _compare(self, name: str, before: LeaseStart, one: LeaseStart) -> Differences:
         self.compared += 1
         if before.chain == one.chain and before.mono > one.mono:  # the wall clock was set back
             before, one = one, before
@@ -225,9 +222,8 @@ class Pace:
             gap, clock = mono, " by the monotonic clock"
         else:
             return
-        yield TooEarly(
-            one.file,
-            one.n,
+        text = (
             f"{name} was asked {gap:.3f} s after line {before.n} of {before.file}{clock}; "
-            f"the interval in force is {wanted:.3f} s",
+            f"the interval in force is {wanted:.3f} s"
         )
+        yield AuditDifference("pace", one.file, one.n, text)

@@ -126,11 +126,10 @@ class AuditRecord:
             # A text that is named from now on is stored again, or known again.
             self._texts.known.clear()
             before, own = self._clock.wall() - keep, self._writer.name
-            folder = Path(self._config.audit.folder or ".")
             try:
-                unnamed = await asyncio.to_thread(remove_old, folder, before, own)
+                unnamed = await asyncio.to_thread(remove_old, self._folder, before, own)
             except OSError as error:
-                _log.warning("old segments in %s can't be removed: %s", folder, error)
+                _log.warning("old segments in %s can't be removed: %s", self._folder, error)
                 return
             self._texts.remove(unnamed)
 

@@ -25,7 +25,6 @@ from gatekeeper.audit.lines import (
     StartLine,
 )
 from gatekeeper.audit.reading import (
-    ChainEntry,
     host_asked_for,
     host_of_line,
     merged,
@@ -211,11 +210,8 @@ def lines_about(folders: Sequence[Path], what: str) -> Iterator[ShownLine]:
     finders = [_Finder(question, one.files.folder) for one in readers]
     for entry in merged(readers):
         line = entry.line
-        if line is not None and finders[entry.chain].concerns(line):
-            yield _shown(entry, line, finders[entry.chain])
-
-
-def _shown(entry: ChainEntry, line: Line, finder: _Finder) -> ShownLine:
-    plain = msgspec.to_builtins(line)
-    words = [printable(one, _MAX_SHOWN) for one in finder.words(line)]
-    return ShownLine(entry.file, line.n, plain.get("t", ""), words, plain)
+        finder = finders[entry.chain]
+        if line is not None and finder.concerns(line):
+            plain = msgspec.to_builtins(line)
+            words = [printable(one, _MAX_SHOWN) for one in finder.words(line)]
+            yield ShownLine(entry.file, line.n, plain.get("t", ""), words, plain)

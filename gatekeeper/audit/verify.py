@@ -27,7 +27,7 @@ from gatekeeper.audit.lines import (
     RobotsLine,
     StartLine,
 )
-from gatekeeper.audit.pace import TOLERANCE, Pace, TooEarly
+from gatekeeper.audit.pace import TOLERANCE, Pace
 from gatekeeper.audit.reading import (
     AuditDifference,
     ChainEntry,
@@ -277,10 +277,10 @@ class Verification:
         )
         self.differ_by_text("pace", entry, state, text)
 
-    def too_early(self, found: Iterator[TooEarly]) -> None:
+    def too_early(self, found: Iterator[AuditDifference]) -> None:
         """Report requests that came too early."""
         for one in found:
-            self.add(AuditDifference("pace", one.file, one.n, one.text))
+            self.add(one)
 
     # --- erased lines ---------------------------------------------------------------------------
 

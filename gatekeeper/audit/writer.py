@@ -40,7 +40,7 @@ from gatekeeper.audit.chain import (
     as_json,
     chain_name,
     encode,
-    sign_seal,
+    seal_fields,
     time_text,
 )
 from gatekeeper.audit.files import compress, lock_file, make_folder
@@ -369,17 +369,9 @@ class ChainWriter:
 
     def _seal(self, reason: str) -> Path | None:
         """Write a seal. Return the path of the segment, or None if that failed."""
-        n, key, t = self.lines + 1, self._key, time_text(self._clock.wall())
-        line = self.line(
-            "seal",
-            lines=self.lines,
-            first=self._first,
-            reason=reason,
-            key=None if key is None else key.public.keyid,
-            signature=None if key is None else sign_seal(key, self.name, n, self._prev),
-            t=t,
-        )
-        self._waiting.append(line)
+        n, t = self.lines + 1, time_text(self._clock.wall())
+        fields = seal_fields(self._key, self.name, n, self._prev, self._first, reason)
+        self._waiting.append(self.line("seal", t, **fields))
         if not self._write(rotate=False):
             self._waiting.pop()
             return None

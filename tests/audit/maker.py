@@ -20,7 +20,7 @@ from gatekeeper.audit.chain import (
     chain_name,
     digest_of,
     encode_line,
-    sign_seal,
+    seal_fields,
     text_path,
     time_text,
 )
@@ -223,15 +223,8 @@ class Maker:
 
     def seal(self, reason: str = "size", *, compressed: bool = True) -> int:
         """The end of a segment; the next one begins."""
-        n, prev = self.n + 1, self.prev
-        self.line(
-            "seal",
-            lines=n - 1,
-            first=self.first,
-            reason=reason,
-            key=None if self.key is None else self.key.public.keyid,
-            signature=None if self.key is None else sign_seal(self.key, self.name, n, prev),
-        )
+        place = self.key, self.name, self.n + 1, self.prev
+        n = self.line("seal", **seal_fields(*place, self.first, reason))
         self.save()
         closed = self.path
         self.number, self.first = self.number + 1, self.n + 1

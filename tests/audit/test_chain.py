@@ -112,7 +112,7 @@ def test_the_path_of_a_text_leads_nowhere_else() -> None:
 
 def test_the_signature_of_a_seal_covers_chain_number_and_head(tmp_path: Path) -> None:
     key, other = new_key(tmp_path / "a.pem"), new_key(tmp_path / "b.pem")
-    signature = chain.sign_seal(key, NAME, 7, "ab" * 32)
+    signature = chain.seal_fields(key, NAME, 7, "ab" * 32, 1, "end")["signature"]
     assert chain.is_signed(key.public, NAME, 7, "ab" * 32, signature)
     assert not chain.is_signed(other.public, NAME, 7, "ab" * 32, signature)
     assert not chain.is_signed(key.public, NAME + "1", 7, "ab" * 32, signature)
