@@ -137,7 +137,7 @@ def host_asked_for(text: str) -> Target:
     return parse(f"http://{bare}/")
 
 
-def host_of_line(line: Line) -> str | None:
+def host_of_line(line: Line | AnsweredLine) -> str | None:
     """Return the host that a line is about; None if it is about none, or does not say which."""
     match line:
         case RobotsLine():
