@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -256,23 +257,24 @@ WRITTEN: Final = {
 """What makes a line of each kind for its writer: with `kind` among its fields, where it stands in
 the line, and times as text. It has to be given every field."""
 
-_decoder = msgspec.json.Decoder(Line)
-
 
 class _Version(msgspec.Struct):
     v: int | None = None
 
 
-_version = msgspec.json.Decoder(_Version)
+@cache
+def _decoder() -> msgspec.json.Decoder[Line]:
+    """Return the decoder of lines, which takes 7 ms to make: a writer seldom needs it."""
+    return msgspec.json.Decoder(Line)
 
 
 def read_line(raw: bytes) -> Line:
     """Return a line, without or with its newline. Raises BadLine, which says what is wrong."""
     try:
         try:
-            line: Line = _decoder.decode(raw)
+            line: Line = _decoder().decode(raw)
         except msgspec.ValidationError as error:
-            if (version := _version.decode(raw).v) != VERSION:
+            if (version := msgspec.json.decode(raw, type=_Version).v) != VERSION:
                 text = f"version {version} of the format; this program reads {VERSION}"
                 raise BadLine(text) from error
             raise
