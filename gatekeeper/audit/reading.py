@@ -180,10 +180,6 @@ def raw_lines(path: Path) -> Generator[RawLine, None, None]:
                 yield _long_line(octets, file)
 
 
-def _is_empty(path: Path | None) -> bool:
-    return path is not None and path.is_file() and not path.stat().st_size
-
-
 def _long_line(octets: bytes, file: BinaryIO) -> RawLine:
     digest, whole = hashlib.sha256(octets), False
     while not whole and (octets := file.readline(MAX_LINE)):
@@ -265,7 +261,8 @@ class ChainReader:
         """Yield every line that can be read, and an entry without a line at the end."""
         segments, seals = self.files.segments, self.files.seals
         numbers = sorted({*segments, *seals})
-        if len(numbers) > 1 and _is_empty(segments.get(numbers[-1])):
+        last = segments.get(numbers[-1]) if len(numbers) > 1 else None
+        if last is not None and last.is_file() and not last.stat().st_size:
             numbers.pop()  # the process was killed before its first line
         expected = 1
         for number in numbers:

@@ -222,6 +222,7 @@ class AuditRecord:
         """Write the line of a lease for a page. Return False if it may not be granted."""
         # A grant and its outcome are the cost of the record: their lines are made in as few calls
         # as is readable.
+        text = None if record is None else self._witness(decision, record)
         clock, rule, lease = self._clock, decision.rule, decision.id
         line = _GRANT(
             VERSION,
@@ -237,7 +238,7 @@ class AuditRecord:
             lease,
             decision.reason,
             None if rule is None else rule.line,
-            None if record is None else self._witness(decision, record),
+            text,
             _scopes(grant),
         )
         return self._granted(grant, line)

@@ -163,11 +163,11 @@ class Verification:
         self.erasures: dict[tuple[Path, str], list[tuple[int, int, int, int]]] = {}
         """By folder and segment: first and last line, and the chain and number that say so."""
 
-    def add(self, difference: AuditDifference) -> None:
-        """Count a difference, and keep it if there are not too many."""
-        self.result.found += 1
-        if len(self.result.differences) < MAX_DIFFERENCES:
-            self.result.differences.append(difference)
+    def add(self, *differences: AuditDifference) -> None:
+        """Count differences, and keep them if there are not too many."""
+        self.result.found += len(differences)
+        room = MAX_DIFFERENCES - len(self.result.differences)
+        self.result.differences.extend(differences[:room])
 
     def differ(self, what: str, entry: ChainEntry, text: str) -> None:
         """Report a difference at a line."""
@@ -181,7 +181,7 @@ class Verification:
         for entry in merged(self.readers):
             line = entry.line
             if line is None:
-                self.too_early(self.pace.end(entry.chain))
+                self.add(*self.pace.end(entry.chain))
                 self.states[entry.chain] = ChainState(Path())  # its lines are not needed any more
                 continue
             if first is None:
@@ -209,9 +209,9 @@ class Verification:
             case GrantLine():
                 judged = self.judge(entry, line)
                 self.check_interval(entry, line, state, judged)
-                self.too_early(self.pace.grant(line, wall, entry.chain, entry.file))
+                self.add(*self.pace.grant(line, wall, entry.chain, entry.file))
             case OutcomeLine():
-                self.too_early(self.pace.outcome(line, entry.chain))
+                self.add(*self.pace.outcome(line, entry.chain))
             case AnsweredLine():
                 self.judge(entry, line)
             case RobotsLine():
@@ -276,11 +276,6 @@ class Verification:
             f"({printable(scope.source, 60)}), but {by} for {asked:.3f} s"
         )
         self.differ_by_text("pace", entry, state, text)
-
-    def too_early(self, found: Iterator[AuditDifference]) -> None:
-        """Report requests that came too early."""
-        for one in found:
-            self.add(one)
 
     # --- erased lines ---------------------------------------------------------------------------
 

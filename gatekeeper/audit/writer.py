@@ -21,7 +21,6 @@ import os
 import secrets
 import socket
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from hashlib import sha256
@@ -32,7 +31,6 @@ from gatekeeper.audit.chain import (
     CLOSED,
     NO_DIGEST,
     OPEN,
-    SEAL,
     UNENCODABLE,
     VERSION,
     BadLine,
@@ -46,9 +44,10 @@ from gatekeeper.audit.chain import (
 from gatekeeper.audit.files import compress, lock_file, make_folder
 from gatekeeper.audit.index import DecisionIndex
 from gatekeeper.audit.lines import WRITTEN, SealLine, digest_after, read_line
+from gatekeeper.audit.reading import DAMAGED, ChainFiles, find_chains
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer
 from gatekeeper.config import AuditConfig
-from gatekeeper.errors import StorageError
+from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.signing import SigningKey
 
 _DAY: Final = 86_400.0
@@ -157,7 +156,7 @@ class ChainWriter:
                     f"audit.folder: {self._folder}: can't be used ({error.strerror}); give a "
                     "folder that this user may write to"
                 ) from error
-            self._failed(error)
+            self.fail(error)
         _open_writers.add(self)
 
     def _begin(self) -> None:
@@ -262,10 +261,6 @@ class ChainWriter:
         if self._waiting and self.failing is None:
             self._write()
 
-    def fail(self, error: OSError) -> None:
-        """Note that something beside the chain, which lines name, can't be written."""
-        self._failed(error)
-
     # --- writing ------------------------------------------------------------------------
 
     def _write(self, *, rotate: bool = True) -> bool:
@@ -296,7 +291,7 @@ class ChainWriter:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._cut()
-            self._failed(error)
+            self.fail(error)
             return False
         self.lines, self._prev, self._size = n, prev, size
         self._waiting.clear()
@@ -314,7 +309,8 @@ class ChainWriter:
         except OSError:
             self._torn = True
 
-    def _failed(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> None:
+        """Note that the chain, or something beside it that lines name, can't be written."""
         why = f"the audit record in {self._folder} can't be written: {error.strerror or error}"
         if self.failing is None:
             _log.error("%s", why)
@@ -393,21 +389,17 @@ class ChainWriter:
 def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the last whole line of each chain in the folder that has no last seal, by reading the
     ends of files alone. Damaged ends are left out."""
-    chains: dict[str, dict[int, SegmentName]] = {}
-    for path in sorted(os.listdir(folder)):  # a compressed segment comes last
-        name = SegmentName.parse(path)
-        if name is not None and name.suffix != SEAL:
-            chains.setdefault(name.chain, {})[name.number] = name
-    open_ones = [one for one in chains.values() if one[max(one)].suffix == OPEN]
-    open_ones.sort(key=lambda one: one[max(one)].chain.rpartition("-")[2])
-    for known in open_ones[-_MAX_NAMED:]:
-        for number in sorted(known, reverse=True)[:2]:  # the last one may have no line yet
-            with contextlib.suppress(OSError, BadLine, EOFError, zlib.error):
-                raw = _last_line(folder / str(known[number]))
+    chains: list[ChainFiles] = []
+    with contextlib.suppress(ConfigError):  # there is none yet
+        chains = [one for one in find_chains([folder]) if one.segments]
+    open_ones = [one for one in chains if one.segments[max(one.segments)].name.endswith(OPEN)]
+    for files in open_ones[-_MAX_NAMED:]:
+        for number in sorted(files.segments, reverse=True)[:2]:  # the last may have no line yet
+            with contextlib.suppress(BadLine, *DAMAGED):
+                raw = _last_line(path := files.segments[number])
                 line = read_line(raw)
                 if not (isinstance(line, SealLine) and line.reason == "end"):
-                    digest = digest_after(raw, line)
-                    yield {"segment": str(known[number]), "n": line.n, "digest": digest}
+                    yield {"segment": path.name, "n": line.n, "digest": digest_after(raw, line)}
                 break
 
 
