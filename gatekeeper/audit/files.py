@@ -28,7 +28,7 @@ LARGE: Final = 65_536
 """A text of so many octets is not compressed, as that would delay the loop."""
 _MAX_KNOWN: Final = 100_000
 """Digests of stored texts that are remembered."""
-_MEMBER: Final = 1 << 18
+MEMBER: Final = 1 << 18
 """Octets of a segment that are compressed together."""
 _LEVEL: Final = 2
 """Of the compression of segments: 6 takes twice the time, and saves a tenth of the space."""
@@ -118,7 +118,7 @@ def compress(path: Path, wall: float) -> list[tuple[int, int]]:
     """
     target, members = path.with_name(path.name.removesuffix(OPEN) + CLOSED), []
     with path.open("rb") as plain, whole_file(target, only_copy=True) as file:
-        while block := plain.read(_MEMBER) + plain.readline():
+        while block := plain.read(MEMBER) + plain.readline():
             members.append((file.tell(), plain.tell()))
             file.write(gzip.compress(block, _LEVEL, mtime=0))
     os.utime(target, (wall, wall))

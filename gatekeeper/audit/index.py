@@ -23,7 +23,7 @@ from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName
 from gatekeeper.audit.files import is_written, whole_file
 from gatekeeper.gate.parts import FoundLine
 
-_MAX_IDS: Final = 1_000_000
+MAX_IDS: Final = 1_000_000
 """Entries of an index, of 12 octets each. A segment with more lines about decisions has none."""
 _MAX_MEMBER: Final = 1_048_576
 """Octets of a member of a compressed segment that are read."""
@@ -40,7 +40,7 @@ class DecisionIndex:
 
     def add(self, decision: str, place: int) -> None:
         """Add the next line of the segment."""
-        if len(self.keys) <= _MAX_IDS:
+        if len(self.keys) <= MAX_IDS:
             self.keys.append(zlib.crc32(decision.encode()))
             self.places.append(place)
 
@@ -52,7 +52,7 @@ class DecisionIndex:
     @property
     def complete(self) -> bool:
         """Whether it has all lines of its segment."""
-        return len(self.keys) <= _MAX_IDS
+        return len(self.keys) <= MAX_IDS
 
     def find(self, decision: str) -> Iterator[int]:
         """Yield the places at which the line may be."""
@@ -88,7 +88,7 @@ def _load(segment: Path) -> DecisionIndex | None:
     except OSError:
         return None
     count, rest = divmod(len(octets), found.keys.itemsize + found.places.itemsize)
-    if rest or not 0 < count <= _MAX_IDS:
+    if rest or not 0 < count <= MAX_IDS:
         return None
     split = count * found.keys.itemsize
     found.keys.frombytes(octets[:split])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 import pytest
 
+from gatekeeper import NotYet
 from gatekeeper.audit import files, index
 from gatekeeper.audit.erase import erase
+from gatekeeper.clock import VirtualClock
 from gatekeeper.gate.parts import FoundLine
 from gatekeeper.testing import ScriptedGate
 from tests.audit.conftest import config_of, full_disk
@@ -57,7 +58,7 @@ async def test_a_decision_is_found_in_the_open_and_the_last_closed_segment(folde
 async def test_the_index_of_a_closed_segment_leads_to_the_part_with_the_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_MEMBER", 2048)
+    monkeypatch.setattr(files, "MEMBER", 2048)
     async with gate_of(folder) as gate:
         ids = await asked(gate, *urls_of(40))
     (segment,) = folder.glob("*.jsonl.gz")
@@ -90,7 +91,7 @@ async def test_without_a_whole_index_the_segment_is_read(folder: Path, left: int
 async def test_the_index_of_a_busy_segment_is_bounded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "_MAX_IDS", 5)
+    monkeypatch.setattr(index, "MAX_IDS", 5)
     async with gate_of(folder) as gate:
         ids = await asked(gate, *urls_of(20))
         assert (await find(gate, ids[19])) is not None
@@ -112,21 +113,20 @@ async def test_two_ids_with_one_key_are_told_apart(
 
 
 async def test_a_line_that_could_not_be_written_leaves_no_place(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock
 ) -> None:
-    async with gate_of(folder) as gate:
+    async with ScriptedGate(config=config_of(folder), clock=virtual_clock) as gate:
         await asked(gate, f"{A}/before")
-        assert gate.parts.audit is not None
-        writer = gate.parts.audit._writer  # type: ignore[attr-defined]
-        places = array("Q", writer.index.places)
         with full_disk(monkeypatch, 10):
-            assert await gate.try_acquire(f"{A}/lost") is not None
-        assert writer.index.places == places
-        writer._try_again()
-        (decision,) = await asked(gate, f"{A}/after")
-        found = await find(gate, decision)
-        assert found is not None
-        assert found.line["url"] == f"{A}/after"
+            assert isinstance(await gate.try_acquire(f"{A}/lost"), NotYet)
+        virtual_clock.advance(61.0)
+        await virtual_clock.settle()
+        ids = await asked(gate, *urls_of(3))
+    async with gate_of(folder) as gate:
+        for number, one in enumerate(ids):
+            found = await find(gate, one)
+            assert found is not None
+            assert found.line["url"] == f"{A}/{number}"
 
 
 _KILLED = """
