@@ -128,9 +128,12 @@ def compress(path: Path, wall: float) -> list[tuple[int, int]]:
 
 def count_segments(folder: Path) -> tuple[int, int]:
     """Return how many segments a folder has, and their octets. For a thread. Raises OSError."""
-    found = [one for one in os.scandir(folder) if SegmentName.parse(one.name) is not None]
-    segments = [one for one in found if not one.name.endswith(SEAL)]
-    return len(segments), sum(one.stat().st_size for one in segments)
+    sizes: list[int] = []
+    for one in os.scandir(folder):
+        if SegmentName.parse(one.name) is not None and not one.name.endswith(SEAL):
+            with contextlib.suppress(FileNotFoundError):  # it is compressed meanwhile
+                sizes.append(one.stat().st_size)
+    return len(sizes), sum(sizes)
 
 
 class TextStore:
