@@ -352,6 +352,20 @@ def has_queued_request(connection: web.RequestHandler) -> bool:
     return bool(getattr(connection, "_messages", ()))
 
 
+# --- httpx ----------------------------------------------------------------------------------
+
+
+def connect_through(transport: Any, pool: Any) -> Any:
+    """Replace the connection pool of a transport of httpx, which has no option for it.
+
+    Raises ConfigError if this httpx has no such name.
+    """
+    if not hasattr(transport, "_pool"):
+        raise ConfigError("PoliteTransport does not fit this httpx: give it a transport of yours")
+    transport._pool = pool
+    return transport
+
+
 # --- Scrapy's engine ------------------------------------------------------------------------
 
 

@@ -13,10 +13,11 @@ import re
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
@@ -28,6 +29,7 @@ from gatekeeper.errors import (
     ConfigError,
     Deferred,
     Denied,
+    GateClosed,
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
@@ -38,10 +40,12 @@ from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.gate.lease_base import (
+    OpenLeases,
     adopt,
     enter_detached,
     judge_adopted,
     note_fields,
+    open_leases,
     other_agent,
     refuse_page,
     unnamed,
@@ -84,7 +88,7 @@ class HopErrors:
     ) -> None:
         def both(ours: type[Exception], *theirs: type[Exception]) -> Any:
             text = f"{ours.__name__}, and an error of the library's."
-            members = {"__module__": module, "__doc__": text}
+            members = {"__module__": module, "__doc__": text, "response": None}
             return type(f"Request{ours.__name__}", (ours, *theirs), members)
 
         self.denied: type[Denied] = both(Denied, base)
@@ -217,25 +221,35 @@ def by_system(error: BaseException) -> OSError | None:
     return None
 
 
-async def begin(gate: Gate, url: str, sent: str | None, max_wait: float | None = None) -> Hop:
+async def begin(
+    gate: Gate,
+    url: str,
+    sent: str | None,
+    max_wait: float | None = None,
+    *,
+    guard: GuardedNames | None = None,
+    leases: OpenLeases | None = None,
+) -> Hop:
     """Decide a request and acquire its lease. `sent`: its User-Agent, if it has one. `max_wait`:
-    maximum number of seconds to wait for a lease; None: no limit.
+    maximum number of seconds to wait for a lease; None: no limit. `guard` judges the URL first.
 
-    Uses a lease that is open in this context for this URL, or one that was handed out for it.
-    Raises the errors of `gate.lease`.
+    Uses a lease that is open in this context for this URL (of `leases`, if they are given), or one
+    that was handed out for it. Raises the errors of `gate.lease` and of `GuardedNames.refuse_url`.
     """
-    lease = adopt(url)
+    if guard is not None:
+        guard.refuse_url(gate, url, sent)
+    lease = adopt(url, leases)
     adopted = lease is not None
-    agent = other_agent(sent, gate.user_agent)
-    if lease is None:
-        lease = _handed_out_for(gate, url)
-        if lease is None:
-            lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
-        else:
-            await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
-        lease.claim(url)  # from here on, a missing response counts against the host
-    else:
+    if lease is not None:
         await _end_if_denied(lease, judge_adopted(lease, sent, gate, url))
+    else:
+        lease = _handed_out_for(gate, url)
+        if lease is not None:
+            await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
+        else:
+            agent = other_agent(sent, gate.user_agent)
+            lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
+        lease.claim(url)  # from here on, a missing response counts against the host
     loop = asyncio.get_running_loop()
 
     def call_later(callback: Callable[[], object]) -> None:
@@ -245,6 +259,26 @@ async def begin(gate: Gate, url: str, sent: str | None, max_wait: float | None =
     name = name_to_send(lease, gate.user_agent, sent)
     told = partial(_unreached, gate, lease)
     return Hop(lease, name, _call, call_later, adopted, told, _signer(gate))
+
+
+def begin_sync(
+    gate: SyncGatekeeper,
+    url: str,
+    sent: str | None,
+    max_wait: float | None,
+    guard: GuardedNames | None,
+) -> Hop:
+    """`begin` for threads: in the loop of the gate, with the leases that this thread has open."""
+    options: Any = {"guard": guard, "leases": open_leases.get()}
+    hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
+    if not hop.adopted:
+        hop.lease = SyncLease(cast("Any", hop.lease), gate)
+    hop.call = hop.call_later = gate.post
+    return hop
+
+
+def _give_up(hop: Any) -> None:
+    hop.lease.give_back()
 
 
 async def _end_if_denied(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
@@ -309,32 +343,6 @@ def _handed_out_for(gate: Gate, url: str) -> HeldLease | None:
 
 def _key(url: str) -> str:
     return urls.parse(url).url
-
-
-def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None, max_wait: float | None) -> Hop:
-    """`begin` for threads."""
-    lease: HeldLease | None = adopt(url)
-    adopted = lease is not None
-    if lease is None:
-        agent = other_agent(sent, gate.user_agent)
-        lease = taken = gate.acquire(url, user_agent=agent, timeout=max_wait)
-        gate.post(partial(taken.inner.claim, url))
-    else:
-        held = lease
-        try:
-            gate.wait(lambda inner: judge_adopted(held, sent, inner, url))
-        except BaseException:
-            lease.end()
-            raise
-    name = name_to_send(lease, gate.user_agent, sent)
-    # A call into the loop takes a while, so it is made only if there is a key.
-    signer = None if gate.config.identity.key is None else gate.do(_signer)
-    inner = lease.inner if isinstance(lease, SyncLease) else lease
-
-    def told(error: BaseException) -> None:
-        gate.do(lambda asked: _unreached(asked, inner, error))  # runs in the gate's loop already
-
-    return Hop(lease, name, gate.post, gate.post, adopted, told, signer)
 
 
 def _unreached(gate: Any, lease: object, error: BaseException) -> None:
@@ -439,6 +447,75 @@ class GuardedNames:
         if self._resolver is not None:
             await self._resolver.close()
             self._resolver = None
+
+
+class Hops:
+    """What a client of a library has: its gate, its guard, and the bodies that are being read."""
+
+    def __init__(
+        self,
+        gate: Any,
+        errors: HopErrors,
+        *,
+        max_wait: float | None = None,
+        resolver: AbstractResolver | None = None,
+        blocking: bool = False,
+    ) -> None:
+        """`gate` is a SyncGatekeeper if `blocking`. Raises TypeError if it is not."""
+        self.gate = gate
+        self.config = config_of(gate, blocking=blocking)
+        self.names = GuardedNames(self.config, resolver)
+        self.guarded = True
+        """Whether the guard judges each request; otherwise the gate alone does."""
+        self._errors = errors
+        self._max_wait = max_wait
+        self._bodies: WeakSet[BodyInUse] = WeakSet()
+
+    @contextmanager
+    def converting(self, request: object) -> Iterator[None]:
+        """Convert our errors to those that derive from the library's as well."""
+        try:
+            yield
+        except GatekeeperError as error:
+            raise self._errors.of(error, request) from error
+
+    async def begin(self, url: str, sent: str | None, request: object) -> Hop:
+        """Call `begin`, and convert its errors."""
+        guard = self.names if self.guarded else None
+        with self.converting(request):
+            return await begin(self.gate, url, sent, self._max_wait, guard=guard)
+
+    def begin_sync(self, url: str, sent: str | None, request: object) -> Hop:
+        """Call `begin_sync`, and convert its errors."""
+        guard = self.names if self.guarded else None
+        with self.converting(request):
+            return begin_sync(self.gate, url, sent, self._max_wait, guard)
+
+    def refused(self, url: str, sent: str | None, request: object) -> GatekeeperError:
+        """Return the error for a request whose addresses the guard refuses."""
+        return self._errors.of(self.names.denied(url, sent), request)
+
+    def answered(self, hop: Hop, status: int, headers: Mapping[str, str]) -> BodyInUse:
+        """Call `hop.answered`; `close` frees the body if nobody else has."""
+        body = hop.answered(status, headers)
+        self._bodies.add(body)
+        return body
+
+    def free(self) -> None:
+        """Free all bodies, which ends their leases."""
+        for body in list(self._bodies):
+            body.free()
+
+    async def close(self) -> None:
+        """Free all bodies, and close the resolver."""
+        self.free()
+        await self.names.close()
+
+    def close_sync(self) -> None:
+        """Call `close` in the gate's loop, from another thread."""
+        self.free()
+        with suppress(GateClosed):
+            self.gate.wait(lambda _: self.names.close())
 
 
 class Attempts:
