@@ -375,12 +375,11 @@ class OriginQueues:
 
     def next_ready(self) -> OriginQueue | None:
         """Take out the ready origin with the highest priority; None if none is ready."""
-        while self._ready:
-            queued = heapq.heappop(self._ready)[2]
-            if queued.state is QueueState.READY:
-                queued.state = QueueState.TRIED
-                return queued
-        return None
+        if not self.any_ready():
+            return None
+        queued = heapq.heappop(self._ready)[2]
+        queued.state = QueueState.TRIED
+        return queued
 
     def leases_wanted(self) -> Iterator[Choice | None]:
         """Return `lease_wanted` of each origin: a `get` needs one of these leases."""
