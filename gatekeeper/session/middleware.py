@@ -58,8 +58,11 @@ class RequestDeadline(msgspec.Struct, eq=False):
     _hops_under_way: int = 0
     """Hops that were sent and whose connection is not free; more than one if the request is
     retried while the body of the first response is still being read."""
+    _task: asyncio.Task[object] | None = None
+    """The task that sends the latest hop, until its head has arrived."""
+    _cancelling_before: int = 0
     _deadline: Deadline | None = None
-    """Cancels the task that sends the latest hop."""
+    """Has cancelled that task. It is not made before, since few requests need it."""
     _response: Callable[[], ClientResponse | None] | None = None
     """Weak reference to the response whose body is read: a dropped one frees its connection."""
 
@@ -68,17 +71,17 @@ class RequestDeadline(msgspec.Struct, eq=False):
         seconds_left = self.seconds_left
         if seconds_left is None or task is None:
             return
-        timer = self.timer
-        self._deadline = Deadline(timer.clock, task)
+        self._task, self._cancelling_before = task, task.cancelling()
+        self._deadline = None
         self._hops_under_way += 1
-        if self._hops_under_way > 1:
-            return  # it is running already
-        timer.set(self, timer.clock.monotonic() + seconds_left)
+        if self._hops_under_way == 1:  # else it is running already
+            timer = self.timer
+            timer.set(self, timer.clock.monotonic() + seconds_left)
 
     def watch(self, response: ClientResponse) -> None:
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
         free."""
-        self._response = ref(response)
+        self._response, self._task = ref(response), None
         limit = self._deadline
         if limit is not None:
             limit.end()
@@ -121,7 +124,9 @@ class RequestDeadline(msgspec.Struct, eq=False):
             if response is not None:
                 response.content.set_exception(TimeoutError())
                 response.close()
-        elif self._deadline is not None:
+        elif self._task is not None:
+            clock, before = self.timer.clock, self._cancelling_before
+            self._deadline = Deadline(clock, self._task, before)
             self._deadline.fire()
 
 
@@ -134,6 +139,10 @@ _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # an istr: its case is folded once
 
 TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
 """Grants a lease for the URL to the task if that needs no waiting. None: wait for it instead."""
+
+
+NoteAnswer = Callable[[HeldLease, int, Mapping[str, str]], object]
+"""Takes note of a response's status and header fields."""
 
 
 class WaitForLease(Protocol):
@@ -187,7 +196,7 @@ def gate_middleware_with(
     unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: RequestSigner | None = None,
-    answered: Callable[[HeldLease, int, Mapping[str, str]], object] | None = None,
+    answered: NoteAnswer | None = None,
 ) -> DeadlineMiddleware:
     """Make the middleware of `gate_middleware` for requests with deadlines of their own.
 
@@ -224,7 +233,9 @@ def gate_middleware_with(
                 limit.begin(task)
             send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
             response = await send(request)
-            _report_head(lease, response, answered)
+            redirected = response.status in REDIRECTS
+            in_block = adopted is not None and not redirected
+            _take_head(response, limit, lease, in_block=in_block, noted=answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
             return await pass_gate(limit, request, handler)
         except BaseException as error:
@@ -232,29 +243,11 @@ def gate_middleware_with(
             if _report_failure(error, lease, limit, started):
                 raise TimeoutError from None
             raise
-        redirected = response.status in REDIRECTS
-        _hold_until_free(response, limit, lease, in_block=adopted is not None and not redirected)
         if redirected:
             credentials.note(response)
         return response
 
     return pass_gate
-
-
-def _report_head(
-    lease: HeldLease,
-    response: ClientResponse,
-    answered: Callable[[HeldLease, int, Mapping[str, str]], object] | None,
-) -> None:
-    """Report the head of the response."""
-    headers = response.headers
-    if answered is not None:
-        answered(lease, response.status, headers)
-    lease.answered(
-        response.status,
-        retry_after=headers.get(RETRY_AFTER),
-        rate_limit=rate_limit_of(headers, _RATE_LIMIT),
-    )
 
 
 async def _send_while_held(
@@ -290,16 +283,27 @@ def _identify(
         signer.sign(request)
 
 
-def _hold_until_free(
-    response: ClientResponse, limit: RequestDeadline | None, lease: HeldLease, *, in_block: bool
+def _take_head(
+    response: ClientResponse,
+    limit: RequestDeadline | None,
+    lease: HeldLease,
+    *,
+    in_block: bool,
+    noted: NoteAnswer | None,
 ) -> None:
-    """Keep the deadline running and the lease open until the response's connection is free.
+    """Report the head of a response. Keep the deadline running and the lease open until its
+    connection is free.
 
     `in_block`: the lease belongs to a block, which may be left later than that. For a redirect it
     must be False: the next hop takes a lease of its own, which would wait for this one.
     """
+    status, headers = response.status, response.headers
+    if noted is not None:
+        noted(lease, status, headers)
+    limit_field = rate_limit_of(headers, _RATE_LIMIT)
+    lease.answered(status, retry_after=headers.get(RETRY_AFTER), rate_limit=limit_field)
     connection = response.connection
-    timed = None if connection is None or response.status == _SWITCHING_PROTOCOLS else limit
+    timed = None if connection is None or status == _SWITCHING_PROTOCOLS else limit
     stop = None if timed is None else timed.stop
     if lease.counts_bytes:
         stop = counting_bytes(lease, response, stop)
