@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 from weakref import WeakSet
@@ -170,6 +170,8 @@ class Hop:
     """Called in the gate's loop with the reason why connecting failed."""
     signer: RequestSigner | None
     started: float = field(default_factory=time.monotonic)
+    body: BodyInUse | None = None
+    """The body of the response, once its head has arrived."""
 
     def headers(self, method: str, url: str) -> dict[str, str]:
         """Return headers that identify the sender, to add to the request's or replace them."""
@@ -182,7 +184,8 @@ class Hop:
         limit = http_fields.rate_limit_of(headers)
         note_fields(self.lease, status, headers)
         self.lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
-        lease, body = self.lease, BodyInUse(self.call, self.call_later)
+        lease = self.lease
+        body = self.body = BodyInUse(self.call, self.call_later)
         if lease.counts_bytes:
             body.add_callback(body.counting(lease.received))
         if self.adopted:
@@ -190,6 +193,13 @@ class Hop:
         else:
             self.lease.ends_with(body)
         return body
+
+    def end(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
+        """Free the body, or without a response head call `failed`."""
+        if self.body is not None:
+            self.body.free()
+        else:
+            self.failed(by_network=by_network, unconnected=unconnected)
 
     def failed(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
         """Report that there was no response head, and end the lease. `by_network`: the request may
@@ -250,6 +260,11 @@ async def begin(
             agent = other_agent(sent, gate.user_agent)
             lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
         lease.claim(url)  # from here on, a missing response counts against the host
+    return hop_of(gate, lease, sent, adopted=adopted)
+
+
+def hop_of(gate: Gate, lease: HeldLease, sent: str | None, *, adopted: bool = False) -> Hop:
+    """Return the hop of a request under a lease, decided already. Call it in the gate's loop."""
     loop = asyncio.get_running_loop()
 
     def call_later(callback: Callable[[], object]) -> None:
@@ -271,10 +286,8 @@ def begin_sync(
     """`begin` for threads: in the loop of the gate, with the leases that this thread has open."""
     options: Any = {"guard": guard, "leases": open_leases.get()}
     hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
-    if not hop.adopted:
-        hop.lease = SyncLease(cast("Any", hop.lease), gate)
-    hop.call = hop.call_later = gate.post
-    return hop
+    lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
+    return replace(hop, lease=lease, call=gate.post, call_later=gate.post)
 
 
 def _give_up(hop: Any) -> None:
@@ -295,8 +308,16 @@ async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url:
     """
     if _key(lease.url) == _key(url):
         await judge_adopted(lease, sent, gate, url)
-        return
-    refuse_page(gate, await gate.check(url, user_agent=other_agent(sent, gate.user_agent)))
+    else:
+        await decide(gate, url, sent)
+
+
+async def decide(gate: Gate, url: str, sent: str | None) -> Decision:
+    """Return the decision about a request that takes no lease of its own. Raises Denied, Deferred
+    or InvalidURL."""
+    decision = await gate.check(url, user_agent=other_agent(sent, gate.user_agent))
+    refuse_page(gate, decision)
+    return decision
 
 
 def _call(callback: Callable[[], object]) -> None:

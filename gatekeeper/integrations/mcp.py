@@ -333,14 +333,10 @@ class _Tools:
                 )
             content = page.text[start_index : start_index + max_length]
             return FetchedPage(
-                url=page.url,
-                status=page.status,
-                content_type=page.content_type,
                 content=content,
                 start_index=start_index,
                 truncated=len(page.text) - start_index - len(content),
-                size=page.size,
-                complete=page.complete,
+                **page.model_dump(exclude={"text"}),
             )
 
         return await self._result(url, answer(), context)

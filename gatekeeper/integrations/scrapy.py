@@ -22,7 +22,6 @@ import re
 import weakref
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -51,7 +50,6 @@ with needs_extra("scrapy", __name__):
         RequestInvalidURL,
         RequestLeaseTimeout,
         ScrapyCrawl,
-        call_soon,
     )
 
 __all__ = ["Addon", "PoliteMiddleware", "PoliteScheduler", "RobotParser"]
@@ -59,8 +57,6 @@ __all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLea
 
 _log = logging.getLogger(__name__)
 
-_STASH_SECONDS: Final = 5.0
-"""Seconds after which a lease is given back that the engine does not use, being paused or full."""
 _ORDER: Final = 950
 """Closer to the downloader than Scrapy's own middlewares, so that it sees requests as sent."""
 
@@ -177,8 +173,7 @@ class PoliteScheduler(BaseScheduler):
         self._requests: dict[int, Request] = {}
         """Requests that are only in memory, by their number in the queue."""
         self._number = 0
-        self._stashed: Turn | None = None
-        self._taken = asyncio.Event()
+        self._asked = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
 
     @classmethod
@@ -218,9 +213,6 @@ class PoliteScheduler(BaseScheduler):
         if self._feeder is not None:
             self._feeder.cancel()
             await asyncio.wait([self._feeder])
-        if self._stashed is not None:
-            turn, self._stashed = self._stashed, None
-            await turn.give_back()
         for turn in list(self._crawl.turns.values()):
             self._end(turn)
         self._direct.close()
@@ -233,7 +225,7 @@ class PoliteScheduler(BaseScheduler):
 
     def __len__(self) -> int:
         waiting = 0 if self._queue is None else self._queue.qsize()
-        return waiting + len(self._direct) + (self._stashed is not None)
+        return waiting + len(self._direct)
 
     def has_pending_requests(self) -> bool:
         """Whether any request waits: in the queue, or for a lease in the middleware."""
@@ -316,14 +308,14 @@ class PoliteScheduler(BaseScheduler):
         return request
 
     def _next_turn(self) -> Turn | None:
-        turn, self._stashed = self._stashed, None
-        self._taken.set()
-        if turn is not None or self._queue is None:
-            return turn
+        self._asked.set()
         try:
-            return self._queue.get_nowait()
-        except (asyncio.QueueEmpty, GatekeeperError):
-            return None  # the feeder gets the same error and logs it
+            return None if self._queue is None else self._queue.get_nowait()
+        except asyncio.QueueEmpty:
+            return None
+        except GatekeeperError as error:
+            _log.error("the next request can't be had: %s", error)
+            return None
 
     def _unpacked(self, turn: Turn | _DirectTurn) -> Request | None:
         data, kind = turn.data, "disk"
@@ -354,24 +346,12 @@ class PoliteScheduler(BaseScheduler):
             _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
 
     async def _feed(self, queue: PoliteQueue) -> None:
-        """Prefetch the next lease whenever there is one, and wake the engine for it."""
+        """Wake the engine whenever a host is due, until it asks for a request."""
         while True:
-            try:
-                turn = await queue.get()
-            except GatekeeperError as error:
-                _log.error("the next request can't be had: %s", error)
-                await asyncio.sleep(_STASH_SECONDS)
-                continue
-            self._stashed = turn
-            self._taken.clear()
+            await queue.wait_due()
+            self._asked.clear()
             wake_scrapy(self._crawler.engine)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STASH_SECONDS):
-                    await self._taken.wait()
-            if self._stashed is turn:  # the engine is paused or full: let others use the lease
-                self._stashed = None
-                await turn.give_back()
-                await self._taken.wait()
+            await self._asked.wait()  # longer, if the engine is paused or full
 
 
 def _end_soon(
@@ -381,7 +361,8 @@ def _end_soon(
 ) -> None:
     found = scheduler()
     if found is not None:
-        call_soon(loop, partial(found._end, turn))
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(found._end, turn)
 
 
 class RobotParser(BaseRobotParser):

@@ -32,39 +32,32 @@ from gatekeeper.sync import SyncGatekeeper
 
 
 class _LeasedBody:
-    """The body of a response, whose lease ends when it is closed or dropped."""
+    """The body of a response, asynchronous or not, whose lease ends when it is closed or dropped.
+
+    httpx closes a body when it has been read to its end.
+    """
 
     def __init__(self, inner: Any, body: BodyInUse) -> None:
         self._inner = inner
         self._body = body
-
-
-class LeasedAsyncStream(_LeasedBody):
-    """The body of an asynchronous response."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._inner:
             self._body.came(len(part))
             yield part
 
-    async def aclose(self) -> None:
-        """Close the body; httpx calls this when it has been read to its end."""
-        try:
-            await self._inner.aclose()
-        finally:
-            self._body.free()
-
-
-class LeasedStream(_LeasedBody):
-    """The body of a synchronous response."""
-
     def __iter__(self) -> Iterator[bytes]:
         for part in self._inner:
             self._body.came(len(part))
             yield part
 
+    async def aclose(self) -> None:
+        try:
+            await self._inner.aclose()
+        finally:
+            self._body.free()
+
     def close(self) -> None:
-        """Close the body; httpx calls this when it has been read to its end."""
         try:
             self._inner.close()
         finally:
@@ -187,7 +180,7 @@ class _Library(Generic[_Asked]):
         if errors is not None:
             cls.httpx, cls.httpcore, cls.errors = httpx, httpcore, errors
             stream = getattr(httpx, cls.library_names[0])
-            cls.leased = type("LeasedBody", (cls.leased, stream), {})
+            cls.leased = type("LeasedBody", (_LeasedBody, stream), {})
 
     def __init__(
         self,
@@ -284,7 +277,6 @@ class _Library(Generic[_Asked]):
 class AsyncHopTransport(_Library[Gate]):
     """Mixin for an asynchronous transport."""
 
-    leased = LeasedAsyncStream
     backend = _Backend
     library_names = "AsyncByteStream", "AsyncHTTPTransport", "AsyncConnectionPool"
     _loop: asyncio.AbstractEventLoop | None = None
@@ -323,7 +315,6 @@ class AsyncHopTransport(_Library[Gate]):
 class HopTransport(_Library[SyncGatekeeper]):
     """Mixin for a synchronous transport."""
 
-    leased = LeasedStream
     backend = _SyncBackend
     library_names = "SyncByteStream", "HTTPTransport", "ConnectionPool"
 
