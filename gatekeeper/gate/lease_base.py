@@ -149,9 +149,6 @@ class LeaseBase(_LeaseState, eq=False, weakref=True):
 
         `then` is called at that moment, before the slot is passed on.
         """
-        if connection is None and then is None:
-            self.end()
-            return
         self._on_free = then
         if connection is None:
             self._end_when_free()

@@ -483,10 +483,10 @@ class Hops:
         blocking: bool = False,
     ) -> None:
         """`gate` is a SyncGatekeeper if `blocking`. Raises TypeError if it is not."""
-        self.gate = gate
-        self.config = config_of(gate, blocking=blocking)
-        self.names = GuardedNames(self.config, resolver)
-        self.guarded = True
+        self.gate: Any = gate
+        self.config: Config = config_of(gate, blocking=blocking)
+        self.names: GuardedNames = GuardedNames(self.config, resolver)
+        self.guarded: bool = True
         """Whether the guard judges each request; otherwise the gate alone does."""
         self._errors = errors
         self._max_wait = max_wait

@@ -72,7 +72,6 @@ class RequestDeadline(msgspec.Struct, eq=False):
         if seconds_left is None or task is None:
             return
         self._task, self._cancelling_before = task, task.cancelling()
-        self._deadline = None
         self._hops_under_way += 1
         if self._hops_under_way == 1:  # else it is running already
             timer = self.timer
@@ -82,7 +81,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
         free."""
         self._response, self._task = ref(response), None
-        limit = self._deadline
+        limit, self._deadline = self._deadline, None
         if limit is not None:
             limit.end()
             if limit.fired:  # the handler caught our cancellation and went on
@@ -112,8 +111,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
         A cancellation from elsewhere at the same moment is not swallowed.
         """
         self.stop()
-        ours = self._deadline is not None and self._deadline.end()
-        return ours and isinstance(error, asyncio.CancelledError)
+        limit, self._deadline = self._deadline, None
+        return limit is not None and limit.end() and isinstance(error, asyncio.CancelledError)
 
     def due(self, now: float) -> None:
         """Called by the timer when the time is over: end the hop, or the reading of its body."""
@@ -303,18 +302,20 @@ def _take_head(
     limit_field = rate_limit_of(headers, _RATE_LIMIT)
     lease.answered(status, retry_after=headers.get(RETRY_AFTER), rate_limit=limit_field)
     connection = response.connection
-    timed = None if connection is None or status == _SWITCHING_PROTOCOLS else limit
-    stop = None if timed is None else timed.stop
-    if lease.counts_bytes:
-        stop = counting_bytes(lease, response, stop)
-    if in_block:
-        lease.lasts_with(connection, stop)
-    else:
-        lease.ends_with(connection, stop)
-    if timed is not None:
-        timed.watch(response)  # last, as it may close the connection
-    elif limit is not None:
+    if limit is not None and (connection is None or status == _SWITCHING_PROTOCOLS):
         limit.stop()
+        limit = None
+    free = None if limit is None else limit.stop
+    if lease.counts_bytes:
+        free = counting_bytes(lease, response, free)
+    if in_block:
+        lease.lasts_with(connection, free)
+    elif connection is None and free is None:  # the whole body came with the head
+        lease.end()
+    else:
+        lease.ends_with(connection, free)
+    if limit is not None:
+        limit.watch(response)  # last, as it may close the connection
 
 
 def counting_bytes(
