@@ -68,6 +68,9 @@ class PoliteAdapter(HTTPAdapter):
     ...         session.mount(scheme, PoliteAdapter(gate))
     """
 
+    guarded: bool = True
+    """The guard checks each address that is connected to (except behind proxies)."""
+
     def __init__(
         self,
         gate: SyncGatekeeper,
@@ -87,11 +90,6 @@ class PoliteAdapter(HTTPAdapter):
         size = max(1, min(options.pop("pool_maxsize", DEFAULT_POOLSIZE), idle))
         hosts = max(1, min(options.pop("pool_connections", DEFAULT_POOLSIZE), idle // size))
         super().__init__(max_retries=0, pool_connections=hosts, pool_maxsize=size, **options)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether the guard checks each address that is connected to (except behind proxies)."""
-        return True
 
     def init_poolmanager(
         self,

@@ -25,6 +25,16 @@ MAX_OBJECTS = 100_000
 _BATCH_ROWS = 500
 
 
+@contextlib.contextmanager
+def _told(name: str, remedy: str) -> Iterator[None]:
+    """Raise StorageError, with the remedy, for what goes wrong with a file."""
+    try:
+        yield
+    except (*schema.FAULTS, OSError, InvalidURL) as error:
+        text = f"{name} can't be used ({schema.told(error)}): {remedy}"
+        raise StorageError(text) from error
+
+
 class OverflowFile:
     """A scratch SQLite file with the URLs of origins that have too many for memory.
 
@@ -61,16 +71,11 @@ class OverflowFile:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Provide the connection inside one transaction. Raises StorageError and rolls back."""
-        try:
-            with self._open() as connection:  # commits or rolls back
-                connection.execute("BEGIN")
-                yield connection
-        except (*schema.FAULTS, OSError) as error:
-            raise StorageError(
-                f"the queue's scratch file {self._path or 'for temporary data'} can't be used "
-                f"({schema.told(error)}): make room there, or give PoliteQueue another `path`; no "
-                "URL is lost"
-            ) from error
+        name = f"the queue's scratch file {self._path or 'for temporary data'}"
+        remedy = "make room there, or give PoliteQueue another `path`; no URL is lost"
+        with _told(name, remedy), self._open() as connection:  # commits or rolls back
+            connection.execute("BEGIN")
+            yield connection
 
     def make_room(self, data: Any) -> None:
         """Prepare for one `add`: write pending rows if there are many, and check that the payload
@@ -157,15 +162,12 @@ class KeptEntries:
                 self._file.close()
                 raise
 
-    @contextlib.contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (*schema.FAULTS, OSError, InvalidURL) as error:
-            raise StorageError(
-                f"the kept queue {self._path} can't be used ({schema.told(error)}): only one "
-                "process at a time may use it; make room there, or give PoliteQueue another `keep`"
-            ) from error
+    def _translated_errors(self) -> contextlib.AbstractContextManager[None]:
+        return _told(
+            f"the kept queue {self._path}",
+            "only one process at a time may use it; make room there, or give PoliteQueue another "
+            "`keep`",
+        )
 
     def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
