@@ -36,7 +36,6 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.guard import GuardedResolver
-from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.gate.lease_base import (
@@ -159,6 +158,8 @@ class BodyInUse:
 class Hop:
     """A request that may be sent, with its lease."""
 
+    gate: Gate
+    """The gate in its loop."""
     lease: HeldLease
     user_agent: str | None
     """The User-Agent to send instead of the library's default; None if the request has one."""
@@ -166,16 +167,14 @@ class Hop:
     call_later: Call
     adopted: bool
     """Whether the lease was already open in this context."""
-    unreached: Callable[[BaseException], object]
-    """Called in the gate's loop with the reason why connecting failed."""
-    signer: RequestSigner | None
     started: float = field(default_factory=time.monotonic)
     body: BodyInUse | None = None
     """The body of the response, once its head has arrived."""
 
     def headers(self, method: str, url: str) -> dict[str, str]:
         """Return headers that identify the sender, to add to the request's or replace them."""
-        signed = {} if self.signer is None else self.signer.headers(method, url)
+        signer = self.gate.parts.signer if isinstance(self.gate, Gatekeeper) else None
+        signed = {} if signer is None else signer.headers(method, url)
         return signed if self.user_agent is None else signed | {"User-Agent": self.user_agent}
 
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
@@ -207,7 +206,7 @@ class Hop:
         which says nothing about the host. `unconnected`: the library's error if connecting failed,
         which may be due to our own uplink."""
         if unconnected is not None and (why := by_system(unconnected)) is not None:
-            self.call(partial(self.unreached, why))
+            self.call(partial(_unreached, self.gate, self.lease, why))
         try:
             if unconnected is not None and descriptors.is_shortage(unconnected):
                 by_network = False
@@ -272,8 +271,7 @@ def hop_of(gate: Gate, lease: HeldLease, sent: str | None, *, adopted: bool = Fa
             loop.call_soon_threadsafe(callback)
 
     name = name_to_send(lease, gate.user_agent, sent)
-    told = partial(_unreached, gate, lease)
-    return Hop(lease, name, _call, call_later, adopted, told, _signer(gate))
+    return Hop(gate, lease, name, _call, call_later, adopted)
 
 
 def begin_sync(
@@ -366,15 +364,10 @@ def _key(url: str) -> str:
     return urls.parse(url).url
 
 
-def _unreached(gate: Any, lease: object, error: BaseException) -> None:
+def _unreached(gate: Gate, lease: HeldLease, error: BaseException) -> None:
     """Report a failure to connect. A sidecar has its own uplink, so it is not notified."""
     if isinstance(gate, Gatekeeper):
-        gate.parts.unreached(lease, error)
-
-
-def _signer(gate: Any) -> RequestSigner | None:
-    """Return the signer for requests of a gate. A sidecar's client has no key."""
-    return gate.parts.signer if isinstance(gate, Gatekeeper) else None
+        gate.parts.unreached(lease.inner if isinstance(lease, SyncLease) else lease, error)
 
 
 def name_to_send(lease: HeldLease, own: str | None, sent: str | None) -> str | None:

@@ -90,10 +90,6 @@ class _Dialling:
         except OSError as error:
             raise self._httpcore.ConnectError(str(error)) from error
 
-    def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Raise AddressRefused, since a unix socket is not the address of a site."""
-        raise AddressRefused
-
     def _failure(self, host: str, attempts: Attempts) -> Exception:
         return attempts.failure() or self._httpcore.ConnectError(f"{host} has no address")
 

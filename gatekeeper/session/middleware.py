@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import msgspec
@@ -144,24 +144,9 @@ NoteAnswer = Callable[[HeldLease, int, Mapping[str, str]], object]
 """Takes note of a response's status and header fields."""
 
 
-class WaitForLease(Protocol):
-    """Waits for a lease."""
-
-    def __call__(
-        self, url: str, owner: asyncio.Task[object] | None, /, *, user_agent: str | None = None
-    ) -> Coroutine[Any, Any, HeldLease]:
-        """Wait for the URL's lease, for the task and the name (None: the gate's own).
-
-        Raises as entering `Gate.lease` does.
-        """
-
-
-def _take_nothing(_url: str, _owner: asyncio.Task[object] | None) -> None:
-    """Grant no lease without waiting: the default `take`, for a gate that has to be asked."""
-
-
-def _ignore_failure(_lease: HeldLease, _error: BaseException) -> None:
-    """Ignore a failed request: the default `unreached`."""
+WaitForLease = Callable[..., Coroutine[Any, Any, HeldLease]]
+"""Called as `wait(url, task, user_agent=...)`: waits for the URL's lease, for the task and the name
+(None: the gate's own). Raises as entering `Gate.lease` does."""
 
 
 def gate_middleware(gate: Gate) -> ClientMiddlewareType:
@@ -190,9 +175,9 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
 def gate_middleware_with(
     gate: Gate,
     wait: WaitForLease,
-    take: TakeLease = _take_nothing,
+    take: TakeLease | None = None,
     url_cache: UrlCache | None = None,
-    unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
+    unreached: Callable[[HeldLease, BaseException], object] | None = None,
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: RequestSigner | None = None,
     answered: NoteAnswer | None = None,
@@ -218,7 +203,7 @@ def gate_middleware_with(
         if lease is not None:
             if not (own_name and lease.user_agent is None):
                 await judge_adopted(lease, sent, gate, text)
-        elif agent is None:
+        elif agent is None and take is not None:
             lease = take(text, task)
         if lease is None:
             if limit is not None:
@@ -232,13 +217,12 @@ def gate_middleware_with(
                 limit.begin(task)
             send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
             response = await send(request)
-            redirected = response.status in REDIRECTS
-            in_block = adopted is not None and not redirected
-            _take_head(response, limit, lease, in_block=in_block, noted=answered)
+            redirected = _take_head(response, limit, lease, adopted, answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
             return await pass_gate(limit, request, handler)
         except BaseException as error:
-            unreached(lease, error)
+            if unreached is not None:
+                unreached(lease, error)
             if _report_failure(error, lease, limit, started):
                 raise TimeoutError from None
             raise
@@ -286,15 +270,14 @@ def _take_head(
     response: ClientResponse,
     limit: RequestDeadline | None,
     lease: HeldLease,
-    *,
-    in_block: bool,
+    adopted: HeldLease | None,
     noted: NoteAnswer | None,
-) -> None:
+) -> bool:
     """Report the head of a response. Keep the deadline running and the lease open until its
-    connection is free.
+    connection is free. Return True for a redirect.
 
-    `in_block`: the lease belongs to a block, which may be left later than that. For a redirect it
-    must be False: the next hop takes a lease of its own, which would wait for this one.
+    An adopted lease belongs to a block, which may be left later than that. It ends all the same at
+    a redirect: the next hop takes a lease of its own, which would wait for this one.
     """
     status, headers = response.status, response.headers
     if noted is not None:
@@ -308,7 +291,8 @@ def _take_head(
     free = None if limit is None else limit.stop
     if lease.counts_bytes:
         free = counting_bytes(lease, response, free)
-    if in_block:
+    redirected = status in REDIRECTS
+    if adopted is not None and not redirected:
         lease.lasts_with(connection, free)
     elif connection is None and free is None:  # the whole body came with the head
         lease.end()
@@ -316,6 +300,7 @@ def _take_head(
         lease.ends_with(connection, free)
     if limit is not None:
         limit.watch(response)  # last, as it may close the connection
+    return redirected
 
 
 def counting_bytes(
