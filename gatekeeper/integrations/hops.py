@@ -12,11 +12,11 @@ import inspect
 import re
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
@@ -52,6 +52,7 @@ from gatekeeper.gate.lease_base import (
 from gatekeeper.gate.protocols import Gate, HeldLease
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
+_T = TypeVar("_T")
 Call = Callable[[Callable[[], object]], object]
 """A function that calls a callback, immediately or later."""
 
@@ -509,6 +510,46 @@ class Hops:
         """Return the error for a request whose addresses the guard refuses."""
         return self._errors.of(self.names.denied(url, sent), request)
 
+    async def connect(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None,
+        dial: Callable[[str, int, float], Awaitable[_T]],
+        failures: tuple[type[Exception], ...],
+    ) -> _T:
+        """Call `dial` with allowed addresses of a host, its port and seconds, until one accepts the
+        connection. `failures` are what it raises if it does not, and `timeout` is for all together.
+
+        Raises AddressRefused, OSError if the name has no address, and what `dial` raises.
+        """
+        began, failed = time.monotonic(), []
+        found = await self.names.addresses(self.gate, host, port)
+        for attempt in attempts(self.names, found, timeout, began):
+            try:
+                return await descriptors.with_descriptor(partial(dial, *attempt))
+            except failures as error:
+                failed.append(error)
+        raise _failure(failed, host)
+
+    def connect_sync(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None,
+        dial: Callable[[str, int, float], _T],
+        failures: tuple[type[Exception], ...],
+    ) -> _T:
+        """Call `connect` for threads. Names are resolved in the gate's loop."""
+        began, failed = time.monotonic(), []
+        found = self.gate.wait(lambda inner: self.names.addresses(inner, host, port))
+        for attempt in attempts(self.names, found, timeout, began):
+            try:
+                return descriptors.with_descriptor_sync(partial(dial, *attempt))
+            except failures as error:
+                failed.append(error)
+        raise _failure(failed, host)
+
     def answered(self, hop: Hop, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """Call `hop.answered`; `close` frees the body if nobody else has."""
         body = hop.answered(status, headers)
@@ -532,42 +573,27 @@ class Hops:
             self.gate.wait(lambda _: self.names.close())
 
 
-class Attempts:
-    """Iterates over the addresses of a host, with the timeout for connecting to each.
+def attempts(
+    names: GuardedNames, found: Sequence[tuple[str, int]], timeout: float | None, began: float
+) -> Iterator[tuple[str, int, float]]:
+    """Yield each address and port, with the seconds for connecting to it: of the timeout, which is
+    for all together and counts from `began`. The guard counts each attempt."""
+    end = None if timeout is None else began + timeout
+    for number, (address, port) in enumerate(found):
+        left = _DEFAULT_CONNECT_SECONDS if end is None else end - time.monotonic()
+        names.dialled()
+        yield address, port, max(_MIN_CONNECT_SECONDS, left / (len(found) - number))
 
-    The caller appends the error of each failed attempt to `failures`.
+
+def _failure(failures: list[Exception], host: str) -> Exception:
+    """Return the error to raise once all attempts have failed.
+
+    An address that was reached and refused the connection takes precedence: it shows that our own
+    uplink works.
     """
-
-    def __init__(
-        self,
-        names: GuardedNames,
-        found: Sequence[tuple[str, int]],
-        timeout: float | None,
-        began: float,
-    ) -> None:
-        """`timeout`: seconds for all attempts together, counted from `began` (`time.monotonic`)."""
-        self._names = names
-        self._found = found
-        self._end = None if timeout is None else began + timeout
-        self.failures: list[Exception] = []
-
-    def __iter__(self) -> Iterator[tuple[str, int, float]]:
-        """Yield address, port and timeout in seconds; each attempt is counted by the guard."""
-        for number, (address, port) in enumerate(self._found):
-            left = _DEFAULT_CONNECT_SECONDS if self._end is None else self._end - time.monotonic()
-            self._names.dialled()
-            yield address, port, max(_MIN_CONNECT_SECONDS, left / (len(self._found) - number))
-
-    def failure(self) -> Exception | None:
-        """Return the error to raise once all attempts have failed, or None if there was no address.
-
-        An address that was reached and refused the connection takes precedence: it shows that our
-        own uplink works.
-        """
-        for error in self.failures:
-            if isinstance(by_system(error), ConnectionError):
-                return error
-        return self.failures[-1] if self.failures else None
+    refused = (one for one in failures if isinstance(by_system(one), ConnectionError))
+    last = failures[-1] if failures else OSError(f"{host} has no address")
+    return next(refused, last)
 
 
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:

@@ -6,7 +6,6 @@ With a `SyncGatekeeper`: `session.mount("https://", PoliteAdapter(gate))`, and f
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +23,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     needs_extra,
 )
-from gatekeeper.integrations.hops import Attempts, BodyInUse, HopErrors, Hops, accept_unguarded
+from gatekeeper.integrations.hops import BodyInUse, HopErrors, Hops, accept_unguarded
 from gatekeeper.sync import SyncGatekeeper
 
 with needs_extra("requests", __name__):
@@ -193,29 +192,26 @@ class PoliteAdapter(HTTPAdapter):
         the Host field and the verification of certificates need.
         """
         host, port, timeout = connection.host, connection.port, connection.timeout
-        hops, began = self._hops, time.monotonic()
+        if getattr(connection, "server_hostname", host) is None:
+            connection.server_hostname = host.strip("[]")
+
+        def dial(address: str, real: int, seconds: float) -> None:
+            connection.host, connection.port, connection.timeout = address, real, seconds
+            try:
+                connect()
+            except Exception:
+                connection.close()
+                raise
+            finally:
+                connection.host, connection.port, connection.timeout = host, port, timeout
+
+        limit = float(timeout) if isinstance(timeout, int | float) else None
         try:
-            found = hops.gate.wait(lambda inner: hops.names.addresses(inner, host, port))
-        except OSError as error:
+            self._hops.connect_sync(host, port, limit, dial, (Exception,))
+        except Exception as error:
             self._thread.refused = isinstance(error, AddressRefused)
             self._thread.unconnected = error
             raise
-        if getattr(connection, "server_hostname", host) is None:
-            connection.server_hostname = host.strip("[]")
-        limit = float(timeout) if isinstance(timeout, int | float) else None
-        attempts = Attempts(hops.names, found, limit, began)
-        for address, real, seconds in attempts:
-            connection.host, connection.port, connection.timeout = address, real, seconds
-            try:
-                descriptors.with_descriptor_sync(connect)
-                return
-            except Exception as error:  # noqa: BLE001 - one of them is raised below
-                connection.close()
-                attempts.failures.append(error)
-            finally:
-                connection.host, connection.port, connection.timeout = host, port, timeout
-        self._thread.unconnected = failure = attempts.failure() or OSError(f"{host} has no address")
-        raise failure
 
     def close(self) -> None:
         """Close the connections and end open leases."""

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
@@ -19,14 +17,7 @@ from gatekeeper import descriptors
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.gate.protocols import Gate
-from gatekeeper.integrations.hops import (
-    Attempts,
-    BodyInUse,
-    Hop,
-    HopErrors,
-    Hops,
-    accept_unguarded,
-)
+from gatekeeper.integrations.hops import BodyInUse, Hop, HopErrors, Hops, accept_unguarded
 from gatekeeper.library_internals import connect_through
 from gatekeeper.sync import SyncGatekeeper
 
@@ -79,7 +70,11 @@ class _Dialling:
         self._network = getattr(httpcore, self.network)()
         self.sleep = self._network.sleep
         self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
-        self._names, self._gate = hops.names, hops.gate
+        self._hops = hops
+
+    def _dial(self, options: dict[str, Any]) -> Callable[[str, int, float], Any]:
+        connect = self._network.connect_tcp
+        return lambda address, port, seconds: connect(address, port, timeout=seconds, **options)
 
     @contextmanager
     def _looking_up(self) -> Iterator[None]:
@@ -89,9 +84,6 @@ class _Dialling:
             raise
         except OSError as error:
             raise self._httpcore.ConnectError(str(error)) from error
-
-    def _failure(self, host: str, attempts: Attempts) -> Exception:
-        return attempts.failure() or self._httpcore.ConnectError(f"{host} has no address")
 
 
 class _Backend(_Dialling):
@@ -103,22 +95,13 @@ class _Backend(_Dialling):
         self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
         """Connect to the first allowed address that accepts the connection."""
-        began = time.monotonic()
+        dial = self._dial(options)
         with self._looking_up():
-            found = await self._names.addresses(self._gate, host, port)
-        attempts = Attempts(self._names, found, timeout, began)
-        for address, real, seconds in attempts:
-            try:
-                return await descriptors.with_descriptor(
-                    partial(self._network.connect_tcp, address, real, timeout=seconds, **options)
-                )
-            except self._failures as error:
-                attempts.failures.append(error)
-        raise self._failure(host, attempts)
+            return await self._hops.connect(host, port, timeout, dial, self._failures)
 
 
 class _SyncBackend(_Dialling):
-    """The synchronous backend. Names are resolved in the gate's loop."""
+    """The synchronous backend."""
 
     network = "SyncBackend"
 
@@ -126,18 +109,9 @@ class _SyncBackend(_Dialling):
         self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
         """Connect to the first allowed address that accepts the connection."""
-        began = time.monotonic()
+        dial = self._dial(options)
         with self._looking_up():
-            found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
-        attempts = Attempts(self._names, found, timeout, began)
-        for address, real, seconds in attempts:
-            try:
-                return descriptors.with_descriptor_sync(
-                    partial(self._network.connect_tcp, address, real, timeout=seconds, **options)
-                )
-            except self._failures as error:
-                attempts.failures.append(error)
-        raise self._failure(host, attempts)
+            return self._hops.connect_sync(host, port, timeout, dial, self._failures)
 
 
 _Asked = TypeVar("_Asked")
