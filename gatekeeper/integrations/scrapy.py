@@ -22,6 +22,7 @@ import re
 import weakref
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -77,28 +78,19 @@ class Addon:
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _DirectTurn:
     """Takes the place of a `Turn` for a request that needs no lease."""
 
-    lease = None
-
-    def __init__(self, waiting: _DirectRequests, entry: Entry) -> None:
-        self._waiting = waiting
-        self.entry = entry
-
-    @property
-    def url(self) -> str:
-        """The URL of the request."""
-        return self.entry[2]
-
-    @property
-    def data(self) -> Any:
-        """The pickled request, or the number of a request in memory."""
-        return self.entry[3]
+    waiting: _DirectRequests
+    entry: Entry
+    url: str
+    data: Any
+    """The pickled request, or the number of a request in memory."""
 
     def done(self) -> None:
         """Note that the request is done. Idempotent."""
-        self._waiting.done(self)
+        self.waiting.done(self)
 
 
 class _DirectRequests:
@@ -127,7 +119,8 @@ class _DirectRequests:
         """Return the next request, or None if there is none."""
         if not self._waiting:
             return None
-        turn = _DirectTurn(self, self._waiting.popleft())
+        entry = self._waiting.popleft()
+        turn = _DirectTurn(self, entry, *entry[2:])
         self._given.add(turn)
         return turn
 
