@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -344,38 +345,33 @@ def _follows_by_httpx(client: HttpClient) -> bool:
     return bool(options.get("follow_redirects", True))
 
 
+@dataclass(eq=False)
 class _PendingRequest:
     """A request to be sent; each redirect changes it."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        method: str = "GET",
-        headers: Any = None,
-        payload: bytes | None = None,
-        session: Any = None,
-        proxy_info: Any = None,
-        timeout: timedelta | None = None,
-        stream: bool = False,
-    ) -> None:
-        self.url = url
-        self.method = method
-        self.headers: dict[str, str] = {
-            name.lower(): value for name, value in dict(headers or {}).items()
-        }
-        self.payload = payload
-        self.session = session
-        self.proxy_info = proxy_info
+    url: str
+    _: KW_ONLY
+    method: str = "GET"
+    headers: Any = None
+    """The header fields, by names in lower case."""
+    payload: bytes | None = None
+    session: Any = None
+    proxy_info: Any = None
+    timeout: InitVar[timedelta | None] = None
+    left: float | None = field(init=False)
+    """Seconds that it may still take, without those of waiting for leases."""
+    stream: bool = False
+    """Whether the body is read in pieces, by the caller."""
+
+    def __post_init__(self, timeout: timedelta | None) -> None:
+        self.headers = {name.lower(): value for name, value in dict(self.headers or {}).items()}
         self.left = None if timeout is None else timeout.total_seconds()
-        """Seconds that it may still take, without those of waiting for leases."""
-        self.stream = stream
-        """Whether the body is read in pieces, by the caller."""
 
     @property
     def sent(self) -> str | None:
         """Its own User-Agent, if it has one."""
-        return self.headers.get("user-agent")
+        name: str | None = self.headers.get("user-agent")
+        return name
 
     def redirected(self, status: int, url: str) -> None:
         """Change the request as the Fetch standard specifies (section 4.4, HTTP-redirect fetch)."""
@@ -397,20 +393,20 @@ _Page = tuple[Any, AsyncExitStack]
 """A response, and what releases its connection and lease when it is closed."""
 
 
+@dataclass(frozen=True)
 class _Counted:
     """A response that counts the bytes of its body as they are read."""
 
-    def __init__(self, response: Any, body: BodyInUse) -> None:
-        self._response = response
-        self._body = body
+    response: Any
+    body: BodyInUse
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._response, name)
+        return getattr(self.response, name)
 
     async def read_stream(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces."""
-        async for piece in self._response.read_stream():
-            self._body.came(len(piece))
+        async for piece in self.response.read_stream():
+            self.body.came(len(piece))
             yield piece
 
 

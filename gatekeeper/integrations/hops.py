@@ -88,6 +88,7 @@ class HopErrors:
     ) -> None:
         def both(ours: type[Exception], *theirs: type[Exception]) -> Any:
             text = f"{ours.__name__}, and an error of the library's."
+            # Users of requests expect that its errors have a `response`.
             members = {"__module__": module, "__doc__": text, "response": None}
             return type(f"Request{ours.__name__}", (ours, *theirs), members)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper import descriptors
-from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.gate.protocols import Gate
 from gatekeeper.integrations.hops import BodyInUse, Hop, HopErrors, Hops, accept_unguarded
@@ -172,8 +171,6 @@ class _Library(Generic[_Asked]):
             accept_unguarded(hops.config, guarded, "a transport of your own")
         for name in dialling:
             accept_unguarded(hops.config, guarded, f"the option {name} of the transport")
-        self._closing = OwnedTasks()
-        """The closing of idle connections."""
         self._inner = transport or self._own(options)
 
     def _own(self, options: dict[str, Any]) -> Any:
@@ -272,14 +269,14 @@ class AsyncHopTransport(_Library[Gate]):
             await self._hops.close()
 
     def _close(self, idle: list[Any]) -> None:
-        with suppress(RuntimeError):  # its loop is closed, and so are its connections
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._start_closing, idle)
+        async def close() -> None:
+            for connection in idle:
+                if connection.is_idle():
+                    await connection.aclose()
 
-    def _start_closing(self, idle: list[Any]) -> None:
-        for connection in idle:
-            if connection.is_idle():
-                self._closing.start(connection.aclose())
+        loop = self._loop
+        if loop is not None and not loop.is_closed():  # else its connections are closed, too
+            asyncio.run_coroutine_threadsafe(close(), loop)
 
 
 class HopTransport(_Library[SyncGatekeeper]):
