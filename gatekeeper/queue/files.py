@@ -71,7 +71,7 @@ class OverflowFile:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Provide the connection inside one transaction. Raises StorageError and rolls back."""
-        name = f"the queue's scratch file {self._path or 'for temporary data'}"
+        name = f"the queue's scratch file {self._path or 'in the temporary folder'}"
         remedy = "make room there, or give PoliteQueue another `path`; no URL is lost"
         with _told(name, remedy), self._open() as connection:  # commits or rolls back
             connection.execute("BEGIN")
