@@ -135,9 +135,9 @@ class _Library(Generic[_Asked]):
     errors: ClassVar[HopErrors]
     leased: ClassVar[Any]
     """The class of bodies with a lease."""
-    backend: ClassVar[type[_Dialling]]
+    _backend: ClassVar[type[_Dialling]]
     """The class of the network backend that connects through the guard."""
-    library_names: ClassVar[tuple[str, str, str]]
+    _library_names: ClassVar[tuple[str, str, str]]
     """The library's names of a body's base class, a transport and a connection pool."""
 
     guarded: bool
@@ -148,7 +148,7 @@ class _Library(Generic[_Asked]):
     ) -> None:
         if errors is not None:
             cls.httpx, cls.httpcore, cls.errors = httpx, httpcore, errors
-            stream = getattr(httpx, cls.library_names[0])
+            stream = getattr(httpx, cls._library_names[0])
             cls.leased = type("LeasedBody", (_LeasedBody, stream), {})
 
     def __init__(
@@ -181,8 +181,8 @@ class _Library(Generic[_Asked]):
         if not isinstance(verify, ssl.SSLContext):
             context = self.httpx.create_ssl_context(verify=verify, cert=cert, trust_env=True)
         idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
-        _, transport, pool = self.library_names
-        backend = self.backend(self.httpcore, self._hops)
+        _, transport, pool = self._library_names
+        backend = self._backend(self.httpcore, self._hops)
         self._pool = getattr(self.httpcore, pool)(
             # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
             **{
@@ -244,8 +244,8 @@ class _Library(Generic[_Asked]):
 class AsyncHopTransport(_Library[Gate]):
     """Mixin for an asynchronous transport."""
 
-    backend = _Backend
-    library_names = "AsyncByteStream", "AsyncHTTPTransport", "AsyncConnectionPool"
+    _backend = _Backend
+    _library_names = "AsyncByteStream", "AsyncHTTPTransport", "AsyncConnectionPool"
     _loop: asyncio.AbstractEventLoop | None = None
     """The loop of the connections."""
 
@@ -282,8 +282,8 @@ class AsyncHopTransport(_Library[Gate]):
 class HopTransport(_Library[SyncGatekeeper]):
     """Mixin for a synchronous transport."""
 
-    backend = _SyncBackend
-    library_names = "SyncByteStream", "HTTPTransport", "ConnectionPool"
+    _backend = _SyncBackend
+    _library_names = "SyncByteStream", "HTTPTransport", "ConnectionPool"
 
     def handle_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
