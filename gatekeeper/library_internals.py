@@ -1,4 +1,4 @@
-"""Every private name of asyncio, aiohttp, redis-py and Scrapy's engine that the package uses.
+"""Every private name of asyncio, aiohttp, httpx, redis-py and Scrapy that the package uses.
 
 No library guarantees these names. Each function documents what happens if a name is missing.
 `loop_state`, `idle_transport` and `plain_head` exist for speed alone: the public way remains, with
@@ -27,6 +27,8 @@ fail_broken_body     400 immediately for a malformed body      408 when the body
 is_answering,        a stop ends a connection after the last   answers under way have a second
 has_queued_request   of the requests that it has brought
 tunnel_reader        reads what a client sends in a tunnel     ConfigError: no tunnels
+connect_through      httpx sends over a pool whose             ConfigError
+                     addresses the guard judges
 is_scrapy_closing    a stopped crawl waits for no lease        it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its host is due    up to 5 s later, by its heartbeat
 bounded_parser       bounds the memory of a store's reply      no bound
