@@ -362,18 +362,22 @@ class Deadline:
     """Cancels a task when its time is over; `end` withdraws the cancellation.
 
     Make it before the work that it limits begins: a cancellation from elsewhere since then is not
-    swallowed (Task.uncancel tells the two apart).
+    swallowed (Task.uncancel tells the two apart). Or make it later, with what `task.cancelling()`
+    returned `before`.
     """
 
     __slots__ = ("_cancelling_before", "_clock", "_ended", "_task", "_timer", "fired")
 
-    def __init__(self, clock: Clock, task: asyncio.Task[Any] | None) -> None:
-        """Raises RuntimeError without a task."""
+    def __init__(
+        self, clock: Clock, task: asyncio.Task[Any] | None, before: int | None = None
+    ) -> None:
+        """`before`: how often the task was being cancelled; None: as often as now. Raises
+        RuntimeError without a task."""
         if task is None:
             raise RuntimeError("a deadline needs a running task")
         self._clock = clock
         self._task = task
-        self._cancelling_before = task.cancelling()
+        self._cancelling_before = task.cancelling() if before is None else before
         self._timer: Timer | None = None
         self._ended = False
         self.fired: bool = False

@@ -1,4 +1,4 @@
-"""Every private name of asyncio, aiohttp, redis-py and Scrapy's engine that the package uses.
+"""Every private name of asyncio, aiohttp, httpx, redis-py and Scrapy that the package uses.
 
 No library guarantees these names. Each function documents what happens if a name is missing.
 `loop_state`, `idle_transport` and `plain_head` exist for speed alone: the public way remains, with
@@ -26,6 +26,8 @@ wrap_requests        reads a request's own `timeout` and       ConfigError: use 
 fail_broken_body     400 immediately for a malformed body      408 when the body's timeout ends
 is_answering,        a stop ends a connection after the last   answers under way have a second
 has_queued_request   of the requests that it has brought
+connect_through      httpx sends over a pool whose             ConfigError
+                     addresses the guard judges
 is_scrapy_closing    a stopped crawl waits for no lease        it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its host is due    up to 5 s later, by its heartbeat
 bounded_parser       bounds the memory of a store's reply      no bound
@@ -349,6 +351,20 @@ def is_answering(connection: web.RequestHandler) -> bool:
 def has_queued_request(connection: web.RequestHandler) -> bool:
     """Return whether a request of the connection waits until an earlier one is answered."""
     return bool(getattr(connection, "_messages", ()))
+
+
+# --- httpx ----------------------------------------------------------------------------------
+
+
+def connect_through(transport: Any, pool: Any) -> Any:
+    """Replace the connection pool of a transport of httpx, which has no option for it.
+
+    Raises ConfigError if this httpx has no such name.
+    """
+    if not hasattr(transport, "_pool"):
+        raise ConfigError("PoliteTransport does not fit this httpx: give it a transport of yours")
+    transport._pool = pool
+    return transport
 
 
 # --- Scrapy's engine ------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class ReportFields(TypedDict, total=False):
 class _Call(Generic[_T]):
     """One call of a thread. Only the loop's thread uses it, except for `future`."""
 
-    __slots__ = ("_abandoned", "_done", "_task", "_undo", "_work", "future")
+    __slots__ = ("_abandoned", "_task", "_undo", "_work", "future")
 
     def __init__(
         self, work: Callable[[], Coroutine[Any, Any, _T]], undo: Callable[[_T], object] | None
@@ -96,7 +96,7 @@ class _Call(Generic[_T]):
         self._work = work
         self._undo = undo
         self._task: asyncio.Task[Any] | None = None
-        self._abandoned = self._done = False
+        self._abandoned = False
 
     async def run(self) -> None:
         """Make the call, in the task of the calling thread."""
@@ -106,16 +106,13 @@ class _Call(Generic[_T]):
         try:
             result = await self._work()
         except asyncio.CancelledError:
-            self._done = True
             if not self._abandoned or task is None:
                 _settle(self.future, error=_closed_error())
                 raise
             task.uncancel()  # this call was cancelled, not the thread's task
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
-            self._done = True
             _settle(self.future, error=error)
         else:
-            self._done = True
             if self._abandoned and self._undo is not None:
                 self._undo(result)
             _settle(self.future, result)
@@ -123,7 +120,7 @@ class _Call(Generic[_T]):
     def abandon(self) -> None:
         """Cancel the call, or undo its result: the thread does not wait any more."""
         self._abandoned = True
-        if not self._done:
+        if not self.future.done():
             if self._task is not None:
                 self._task.cancel()
         elif self._undo is not None and self.future.exception() is None:

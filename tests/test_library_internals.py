@@ -24,7 +24,7 @@ from gatekeeper import Gatekeeper
 from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, Verdict
-from gatekeeper.errors import MissingExtra
+from gatekeeper.errors import ConfigError, MissingExtra
 from gatekeeper.library_internals import MAX_HEAD_OCTETS, MAX_INTERIM_ANSWERS, limit_heads
 from gatekeeper.session import guarded_connector, plain_session, polite_session, session_gate
 from tests.internet import FakeInternet, Interim, Raw
@@ -417,6 +417,11 @@ def _modules() -> dict[str, ast.Module]:
         for path in root.rglob("*.py")
         if path.stem not in ("__init__", "__main__", "library_internals")
     }
+
+
+def test_a_transport_without_a_pool_of_that_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="PoliteTransport does not fit"):
+        interim.connect_through(object(), object())
 
 
 def test_private_names_of_other_packages_stand_in_this_module_alone() -> None:

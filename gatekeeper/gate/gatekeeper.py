@@ -596,7 +596,7 @@ class Gatekeeper:
         return self._opened
 
     def _acquire_nowait(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
-        return self._open.leases.acquire_nowait(url, owner)
+        return (self._opened or self._open).leases.acquire_nowait(url, owner)
 
     def _acquire(
         self, url: str, owner: asyncio.Task[object] | None, *, user_agent: str | None = None

@@ -106,8 +106,7 @@ class PoliteRequestManager(RequestManager):
         """Leases of the requests that were returned, by their unique keys."""
         self._first: set[str] = set()
         """Unique keys of requests that were added to the forefront."""
-        self._timers: set[asyncio.Handle] = set()
-        self._tasks = OwnedTasks()
+        self._later = OwnedTasks()
 
     async def inner(self) -> RequestManager:
         """Return the manager that stores the requests."""
@@ -191,7 +190,7 @@ class PoliteRequestManager(RequestManager):
         if turn is None:
             return True
         self._prefetched.append(turn)
-        self._call_later(_UNUSED_SECONDS, self._give_back, turn)
+        self._later.start(self._give_back(turn))
         return False
 
     async def fetch_next_request(self) -> Request | None:
@@ -229,9 +228,7 @@ class PoliteRequestManager(RequestManager):
             await inner.reclaim_request(request, forefront=True)
 
     async def _forget(self) -> list[Request]:
-        for handle in self._timers:
-            handle.cancel()
-        self._timers.clear()
+        await self._later.close()
         held, self._held = list(self._held.values()), {}
         at_hand, self._prefetched = self._prefetched, deque()
         for turn in at_hand:
@@ -313,7 +310,7 @@ class PoliteRequestManager(RequestManager):
             await self._skip(request, decision.explain())
         else:
             self._held[id(request)] = request
-            self._call_later(_RETRY_SECONDS, self._put, request)
+            self._later.start(self._put_again(request))
         return False
 
     def _agent(self, request: Request) -> str | None:
@@ -327,22 +324,17 @@ class PoliteRequestManager(RequestManager):
         if self._on_skipped is not None:
             await self._on_skipped(request.url, "robots_txt")
 
+    async def _put_again(self, request: Request) -> None:
+        """Queue a deferred request again, after a while."""
+        await asyncio.sleep(_RETRY_SECONDS)
+        await self._put(request)
+
     async def _give_back(self, turn: Turn) -> None:
-        """Give a lease back that no worker has used, so that others can use it."""
+        """Give a lease back if no worker uses it soon, so that others can use it."""
+        await asyncio.sleep(_UNUSED_SECONDS)
         if turn in self._prefetched:
             self._prefetched.remove(turn)
             await turn.give_back()
-
-    def _call_later(
-        self, seconds: float, what: Callable[[Any], Any], argument: Turn | Request
-    ) -> None:
-        def call() -> None:
-            self._timers.discard(handle)
-            self._tasks.start(what(argument))
-
-        loop = asyncio.get_running_loop()
-        handle = loop.call_later(seconds, call)
-        self._timers.add(handle)
 
 
 # --- crawlers -------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -37,12 +37,10 @@ from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.integrations.hops import (
     BodyInUse,
-    GuardedNames,
     Hop,
     HopErrors,
+    Hops,
     accept_unguarded,
-    begin,
-    config_of,
     usual_names,
 )
 from gatekeeper.library_internals import HEAD_LIMITS
@@ -104,9 +102,10 @@ class PoliteHttpClient(HttpClient):
         on_skipped_request: OnSkipped | None = None,
     ) -> None:
         super().__init__(persist_cookies_per_session=persist_cookies_per_session)
-        self._config = config_of(gate)
+        self._hops = Hops(gate, _ERRORS, resolver=resolver)
+        self._hops.guarded = client is None
         if client is not None:
-            accept_unguarded(self._config, guarded, "an HTTP client of your own")
+            accept_unguarded(self._hops.config, guarded, "an HTTP client of your own")
             follows = getattr(client, "_follow_redirects", None)
             if follows or _follows_by_httpx(client):
                 raise ConfigError(
@@ -121,14 +120,12 @@ class PoliteHttpClient(HttpClient):
         self._max_redirects = max_redirects
         self._on_skipped = on_skipped_request
         self._on_cleanup: Callable[[], Awaitable[None]] | None = None
-        self._names = GuardedNames(self._config, resolver)
         self._session: aiohttp.ClientSession | None = None
-        self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
 
     @property
     def guarded(self) -> bool:
         """Whether the guard checks each address that is connected to; otherwise URLs only."""
-        return self._client is None
+        return self._hops.guarded
 
     def tell(
         self,
@@ -177,7 +174,7 @@ class PoliteHttpClient(HttpClient):
 
     async def _signals(self, response: Any, wanted: _PendingRequest) -> dict[str, Any]:
         """Return what the header and the page say about themselves, as plain values."""
-        named = wanted.headers.get("user-agent") or self._gate.user_agent or ""
+        named = wanted.sent or self._gate.user_agent or ""
         headers = response.fields if isinstance(response, _Response) else response.headers
         found = page_signals(
             headers,
@@ -206,8 +203,7 @@ class PoliteHttpClient(HttpClient):
 
     async def cleanup(self) -> None:
         """Close the connections and end open leases. The client can be used again."""
-        for body in list(self._bodies):
-            body.free()
+        self._hops.free()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -221,7 +217,7 @@ class PoliteHttpClient(HttpClient):
     async def _fetch(self, wanted: _PendingRequest) -> _Page:
         """Return the page at the end of the redirects."""
         if wanted.proxy_info is not None:
-            accept_unguarded(self._config, self._accepted, "a proxy")
+            accept_unguarded(self._hops.config, self._accepted, "a proxy")
             if self._client is None:
                 raise ConfigError(
                     "a proxy needs an HTTP client of crawlee's: PoliteHttpClient(gate, "
@@ -229,12 +225,7 @@ class PoliteHttpClient(HttpClient):
                 )
         loop = asyncio.get_running_loop()
         for _ in range(1 + self._max_redirects):
-            try:
-                if self.guarded:
-                    self._names.refuse_url(self._gate, wanted.url, wanted.headers.get("user-agent"))
-                hop = await begin(self._gate, wanted.url, wanted.headers.get("user-agent"))
-            except GatekeeperError as error:
-                raise _ERRORS.of(error, wanted.url) from error
+            hop = await self._hops.begin(wanted.url, wanted.sent, wanted.url)
             began = loop.time()
             response, stack = await self._send(hop, wanted)
             if wanted.left is not None:
@@ -260,7 +251,6 @@ class PoliteHttpClient(HttpClient):
         headers = wanted.headers | {
             name.lower(): value for name, value in hop.headers(wanted.method, wanted.url).items()
         }
-        sent = wanted.headers.get("user-agent")
         try:
             async with asyncio.timeout(wanted.left):
                 response = await stack.enter_async_context(self._open(wanted, headers))
@@ -271,10 +261,10 @@ class PoliteHttpClient(HttpClient):
                 unconnected=error if isinstance(error, _CONNECT_ERRORS) else None,
             )
             if isinstance(error, Denied):  # the guard refused the address
-                raise _ERRORS.of(self._names.denied(wanted.url, sent), wanted.url) from error
+                raise self._hops.refused(wanted.url, wanted.sent, wanted.url) from error
             raise
-        body = hop.answered(response.status_code, usual_names(response.headers))
-        self._bodies.add(body)
+        headers = usual_names(response.headers)
+        body = self._hops.answered(hop, response.status_code, headers)
         stack.callback(body.free)
         if wanted.stream:
             return _Counted(response, body), stack
@@ -335,7 +325,7 @@ class PoliteHttpClient(HttpClient):
             if isinstance(gate, Gatekeeper) and self._resolver is None:
                 connector = gate.parts.make_connector()
             else:
-                connector = guarded_connector(self._config, resolver=self._resolver)
+                connector = guarded_connector(self._hops.config, resolver=self._resolver)
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 middlewares=(send_once,),  # a repetition would need a lease of its own
@@ -355,33 +345,33 @@ def _follows_by_httpx(client: HttpClient) -> bool:
     return bool(options.get("follow_redirects", True))
 
 
+@dataclass(eq=False)
 class _PendingRequest:
     """A request to be sent; each redirect changes it."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        method: str = "GET",
-        headers: Any = None,
-        payload: bytes | None = None,
-        session: Any = None,
-        proxy_info: Any = None,
-        timeout: timedelta | None = None,
-        stream: bool = False,
-    ) -> None:
-        self.url = url
-        self.method = method
-        self.headers: dict[str, str] = {
-            name.lower(): value for name, value in dict(headers or {}).items()
-        }
-        self.payload = payload
-        self.session = session
-        self.proxy_info = proxy_info
+    url: str
+    _: KW_ONLY
+    method: str = "GET"
+    headers: Any = None
+    """The header fields, by names in lower case."""
+    payload: bytes | None = None
+    session: Any = None
+    proxy_info: Any = None
+    timeout: InitVar[timedelta | None] = None
+    left: float | None = field(init=False)
+    """Seconds that it may still take, without those of waiting for leases."""
+    stream: bool = False
+    """Whether the body is read in pieces, by the caller."""
+
+    def __post_init__(self, timeout: timedelta | None) -> None:
+        self.headers = {name.lower(): value for name, value in dict(self.headers or {}).items()}
         self.left = None if timeout is None else timeout.total_seconds()
-        """Seconds that it may still take, without those of waiting for leases."""
-        self.stream = stream
-        """Whether the body is read in pieces, by the caller."""
+
+    @property
+    def sent(self) -> str | None:
+        """Its own User-Agent, if it has one."""
+        name: str | None = self.headers.get("user-agent")
+        return name
 
     def redirected(self, status: int, url: str) -> None:
         """Change the request as the Fetch standard specifies (section 4.4, HTTP-redirect fetch)."""
@@ -403,20 +393,20 @@ _Page = tuple[Any, AsyncExitStack]
 """A response, and what releases its connection and lease when it is closed."""
 
 
+@dataclass(frozen=True)
 class _Counted:
     """A response that counts the bytes of its body as they are read."""
 
-    def __init__(self, response: Any, body: BodyInUse) -> None:
-        self._response = response
-        self._body = body
+    response: Any
+    body: BodyInUse
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._response, name)
+        return getattr(self.response, name)
 
     async def read_stream(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces."""
-        async for piece in self._response.read_stream():
-            self._body.came(len(piece))
+        async for piece in self.response.read_stream():
+            self.body.came(len(piece))
             yield piece
 
 

@@ -12,11 +12,12 @@ import inspect
 import re
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
@@ -28,20 +29,22 @@ from gatekeeper.errors import (
     ConfigError,
     Deferred,
     Denied,
+    GateClosed,
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
 )
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.guard import GuardedResolver
-from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.gate.lease_base import (
+    OpenLeases,
     adopt,
     enter_detached,
     judge_adopted,
     note_fields,
+    open_leases,
     other_agent,
     refuse_page,
     unnamed,
@@ -49,6 +52,7 @@ from gatekeeper.gate.lease_base import (
 from gatekeeper.gate.protocols import Gate, HeldLease
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
+_T = TypeVar("_T")
 Call = Callable[[Callable[[], object]], object]
 """A function that calls a callback, immediately or later."""
 
@@ -84,7 +88,8 @@ class HopErrors:
     ) -> None:
         def both(ours: type[Exception], *theirs: type[Exception]) -> Any:
             text = f"{ours.__name__}, and an error of the library's."
-            members = {"__module__": module, "__doc__": text}
+            # Users of requests expect that its errors have a `response`.
+            members = {"__module__": module, "__doc__": text, "response": None}
             return type(f"Request{ours.__name__}", (ours, *theirs), members)
 
         self.denied: type[Denied] = both(Denied, base)
@@ -155,6 +160,8 @@ class BodyInUse:
 class Hop:
     """A request that may be sent, with its lease."""
 
+    gate: Gate
+    """The gate in its loop."""
     lease: HeldLease
     user_agent: str | None
     """The User-Agent to send instead of the library's default; None if the request has one."""
@@ -162,14 +169,14 @@ class Hop:
     call_later: Call
     adopted: bool
     """Whether the lease was already open in this context."""
-    unreached: Callable[[BaseException], object]
-    """Called in the gate's loop with the reason why connecting failed."""
-    signer: RequestSigner | None
     started: float = field(default_factory=time.monotonic)
+    body: BodyInUse | None = None
+    """The body of the response, once its head has arrived."""
 
     def headers(self, method: str, url: str) -> dict[str, str]:
         """Return headers that identify the sender, to add to the request's or replace them."""
-        signed = {} if self.signer is None else self.signer.headers(method, url)
+        signer = self.gate.parts.signer if isinstance(self.gate, Gatekeeper) else None
+        signed = {} if signer is None else signer.headers(method, url)
         return signed if self.user_agent is None else signed | {"User-Agent": self.user_agent}
 
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
@@ -178,7 +185,8 @@ class Hop:
         limit = http_fields.rate_limit_of(headers)
         note_fields(self.lease, status, headers)
         self.lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
-        lease, body = self.lease, BodyInUse(self.call, self.call_later)
+        lease = self.lease
+        body = self.body = BodyInUse(self.call, self.call_later)
         if lease.counts_bytes:
             body.add_callback(body.counting(lease.received))
         if self.adopted:
@@ -187,13 +195,20 @@ class Hop:
             self.lease.ends_with(body)
         return body
 
+    def end(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
+        """Free the body, or without a response head call `failed`."""
+        if self.body is not None:
+            self.body.free()
+        else:
+            self.failed(by_network=by_network, unconnected=unconnected)
+
     def failed(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
         """Report that there was no response head, and end the lease. `by_network`: the request may
         have been sent and the host did not respond; otherwise it was refused or cancelled locally,
         which says nothing about the host. `unconnected`: the library's error if connecting failed,
         which may be due to our own uplink."""
         if unconnected is not None and (why := by_system(unconnected)) is not None:
-            self.call(partial(self.unreached, why))
+            self.call(partial(_unreached, self.gate, self.lease, why))
         try:
             if unconnected is not None and descriptors.is_shortage(unconnected):
                 by_network = False
@@ -217,25 +232,40 @@ def by_system(error: BaseException) -> OSError | None:
     return None
 
 
-async def begin(gate: Gate, url: str, sent: str | None, max_wait: float | None = None) -> Hop:
+async def begin(
+    gate: Gate,
+    url: str,
+    sent: str | None,
+    max_wait: float | None = None,
+    *,
+    guard: GuardedNames | None = None,
+    leases: OpenLeases | None = None,
+) -> Hop:
     """Decide a request and acquire its lease. `sent`: its User-Agent, if it has one. `max_wait`:
-    maximum number of seconds to wait for a lease; None: no limit.
+    maximum number of seconds to wait for a lease; None: no limit. `guard` judges the URL first.
 
-    Uses a lease that is open in this context for this URL, or one that was handed out for it.
-    Raises the errors of `gate.lease`.
+    Uses a lease that is open in this context for this URL (of `leases`, if they are given), or one
+    that was handed out for it. Raises the errors of `gate.lease` and of `GuardedNames.refuse_url`.
     """
-    lease = adopt(url)
+    if guard is not None:
+        guard.refuse_url(gate, url, sent)
+    lease = adopt(url, leases)
     adopted = lease is not None
-    agent = other_agent(sent, gate.user_agent)
-    if lease is None:
-        lease = _handed_out_for(gate, url)
-        if lease is None:
-            lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
-        else:
-            await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
-        lease.claim(url)  # from here on, a missing response counts against the host
-    else:
+    if lease is not None:
         await _end_if_denied(lease, judge_adopted(lease, sent, gate, url))
+    else:
+        lease = _handed_out_for(gate, url)
+        if lease is not None:
+            await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
+        else:
+            agent = other_agent(sent, gate.user_agent)
+            lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
+        lease.claim(url)  # from here on, a missing response counts against the host
+    return hop_of(gate, lease, sent, adopted=adopted)
+
+
+def hop_of(gate: Gate, lease: HeldLease, sent: str | None, *, adopted: bool = False) -> Hop:
+    """Return the hop of a request under a lease, decided already. Call it in the gate's loop."""
     loop = asyncio.get_running_loop()
 
     def call_later(callback: Callable[[], object]) -> None:
@@ -243,8 +273,25 @@ async def begin(gate: Gate, url: str, sent: str | None, max_wait: float | None =
             loop.call_soon_threadsafe(callback)
 
     name = name_to_send(lease, gate.user_agent, sent)
-    told = partial(_unreached, gate, lease)
-    return Hop(lease, name, _call, call_later, adopted, told, _signer(gate))
+    return Hop(gate, lease, name, _call, call_later, adopted)
+
+
+def begin_sync(
+    gate: SyncGatekeeper,
+    url: str,
+    sent: str | None,
+    max_wait: float | None,
+    guard: GuardedNames | None,
+) -> Hop:
+    """`begin` for threads: in the loop of the gate, with the leases that this thread has open."""
+    options: Any = {"guard": guard, "leases": open_leases.get()}
+    hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
+    lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
+    return replace(hop, lease=lease, call=gate.post, call_later=gate.post)
+
+
+def _give_up(hop: Any) -> None:
+    hop.lease.give_back()
 
 
 async def _end_if_denied(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
@@ -261,8 +308,16 @@ async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url:
     """
     if _key(lease.url) == _key(url):
         await judge_adopted(lease, sent, gate, url)
-        return
-    refuse_page(gate, await gate.check(url, user_agent=other_agent(sent, gate.user_agent)))
+    else:
+        await decide(gate, url, sent)
+
+
+async def decide(gate: Gate, url: str, sent: str | None) -> Decision:
+    """Return the decision about a request that takes no lease of its own. Raises Denied, Deferred
+    or InvalidURL."""
+    decision = await gate.check(url, user_agent=other_agent(sent, gate.user_agent))
+    refuse_page(gate, decision)
+    return decision
 
 
 def _call(callback: Callable[[], object]) -> None:
@@ -311,41 +366,10 @@ def _key(url: str) -> str:
     return urls.parse(url).url
 
 
-def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None, max_wait: float | None) -> Hop:
-    """`begin` for threads."""
-    lease: HeldLease | None = adopt(url)
-    adopted = lease is not None
-    if lease is None:
-        agent = other_agent(sent, gate.user_agent)
-        lease = taken = gate.acquire(url, user_agent=agent, timeout=max_wait)
-        gate.post(partial(taken.inner.claim, url))
-    else:
-        held = lease
-        try:
-            gate.wait(lambda inner: judge_adopted(held, sent, inner, url))
-        except BaseException:
-            lease.end()
-            raise
-    name = name_to_send(lease, gate.user_agent, sent)
-    # A call into the loop takes a while, so it is made only if there is a key.
-    signer = None if gate.config.identity.key is None else gate.do(_signer)
-    inner = lease.inner if isinstance(lease, SyncLease) else lease
-
-    def told(error: BaseException) -> None:
-        gate.do(lambda asked: _unreached(asked, inner, error))  # runs in the gate's loop already
-
-    return Hop(lease, name, gate.post, gate.post, adopted, told, signer)
-
-
-def _unreached(gate: Any, lease: object, error: BaseException) -> None:
+def _unreached(gate: Gate, lease: HeldLease, error: BaseException) -> None:
     """Report a failure to connect. A sidecar has its own uplink, so it is not notified."""
     if isinstance(gate, Gatekeeper):
-        gate.parts.unreached(lease, error)
-
-
-def _signer(gate: Any) -> RequestSigner | None:
-    """Return the signer for requests of a gate. A sidecar's client has no key."""
-    return gate.parts.signer if isinstance(gate, Gatekeeper) else None
+        gate.parts.unreached(lease.inner if isinstance(lease, SyncLease) else lease, error)
 
 
 def name_to_send(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
@@ -441,42 +465,136 @@ class GuardedNames:
             self._resolver = None
 
 
-class Attempts:
-    """Iterates over the addresses of a host, with the timeout for connecting to each.
-
-    The caller appends the error of each failed attempt to `failures`.
-    """
+class Hops:
+    """What a client of a library has: its gate, its guard, and the bodies that are being read."""
 
     def __init__(
         self,
-        names: GuardedNames,
-        found: Sequence[tuple[str, int]],
-        timeout: float | None,
-        began: float,
+        gate: Any,
+        errors: HopErrors,
+        *,
+        max_wait: float | None = None,
+        resolver: AbstractResolver | None = None,
+        blocking: bool = False,
     ) -> None:
-        """`timeout`: seconds for all attempts together, counted from `began` (`time.monotonic`)."""
-        self._names = names
-        self._found = found
-        self._end = None if timeout is None else began + timeout
-        self.failures: list[Exception] = []
+        """`gate` is a SyncGatekeeper if `blocking`. Raises TypeError if it is not."""
+        self.gate: Any = gate
+        self.config: Config = config_of(gate, blocking=blocking)
+        self.names: GuardedNames = GuardedNames(self.config, resolver)
+        self.guarded: bool = True
+        """Whether the guard judges each request; otherwise the gate alone does."""
+        self._errors = errors
+        self._max_wait = max_wait
+        self._bodies: WeakSet[BodyInUse] = WeakSet()
 
-    def __iter__(self) -> Iterator[tuple[str, int, float]]:
-        """Yield address, port and timeout in seconds; each attempt is counted by the guard."""
-        for number, (address, port) in enumerate(self._found):
-            left = _DEFAULT_CONNECT_SECONDS if self._end is None else self._end - time.monotonic()
-            self._names.dialled()
-            yield address, port, max(_MIN_CONNECT_SECONDS, left / (len(self._found) - number))
+    @contextmanager
+    def converting(self, request: object) -> Iterator[None]:
+        """Convert our errors to those that derive from the library's as well."""
+        try:
+            yield
+        except GatekeeperError as error:
+            raise self._errors.of(error, request) from error
 
-    def failure(self) -> Exception | None:
-        """Return the error to raise once all attempts have failed, or None if there was no address.
+    async def begin(self, url: str, sent: str | None, request: object) -> Hop:
+        """Call `begin`, and convert its errors."""
+        guard = self.names if self.guarded else None
+        with self.converting(request):
+            return await begin(self.gate, url, sent, self._max_wait, guard=guard)
 
-        An address that was reached and refused the connection takes precedence: it shows that our
-        own uplink works.
+    def begin_sync(self, url: str, sent: str | None, request: object) -> Hop:
+        """Call `begin_sync`, and convert its errors."""
+        guard = self.names if self.guarded else None
+        with self.converting(request):
+            return begin_sync(self.gate, url, sent, self._max_wait, guard)
+
+    def refused(self, url: str, sent: str | None, request: object) -> GatekeeperError:
+        """Return the error for a request whose addresses the guard refuses."""
+        return self._errors.of(self.names.denied(url, sent), request)
+
+    async def connect(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None,
+        dial: Callable[[str, int, float], Awaitable[_T]],
+        failures: tuple[type[Exception], ...],
+    ) -> _T:
+        """Call `dial` with allowed addresses of a host, its port and seconds, until one accepts the
+        connection. `failures` are what it raises if it does not, and `timeout` is for all together.
+
+        Raises AddressRefused, OSError if the name has no address, and what `dial` raises.
         """
-        for error in self.failures:
-            if isinstance(by_system(error), ConnectionError):
-                return error
-        return self.failures[-1] if self.failures else None
+        began, failed = time.monotonic(), []
+        found = await self.names.addresses(self.gate, host, port)
+        for attempt in attempts(self.names, found, timeout, began):
+            try:
+                return await descriptors.with_descriptor(partial(dial, *attempt))
+            except failures as error:
+                failed.append(error)
+        raise _failure(failed, host)
+
+    def connect_sync(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None,
+        dial: Callable[[str, int, float], _T],
+        failures: tuple[type[Exception], ...],
+    ) -> _T:
+        """Call `connect` for threads. Names are resolved in the gate's loop."""
+        began, failed = time.monotonic(), []
+        found = self.gate.wait(lambda inner: self.names.addresses(inner, host, port))
+        for attempt in attempts(self.names, found, timeout, began):
+            try:
+                return descriptors.with_descriptor_sync(partial(dial, *attempt))
+            except failures as error:
+                failed.append(error)
+        raise _failure(failed, host)
+
+    def answered(self, hop: Hop, status: int, headers: Mapping[str, str]) -> BodyInUse:
+        """Call `hop.answered`; `close` frees the body if nobody else has."""
+        body = hop.answered(status, headers)
+        self._bodies.add(body)
+        return body
+
+    def free(self) -> None:
+        """Free all bodies, which ends their leases."""
+        for body in list(self._bodies):
+            body.free()
+
+    async def close(self) -> None:
+        """Free all bodies, and close the resolver."""
+        self.free()
+        await self.names.close()
+
+    def close_sync(self) -> None:
+        """Call `close` in the gate's loop, from another thread."""
+        self.free()
+        with suppress(GateClosed):
+            self.gate.wait(lambda _: self.names.close())
+
+
+def attempts(
+    names: GuardedNames, found: Sequence[tuple[str, int]], timeout: float | None, began: float
+) -> Iterator[tuple[str, int, float]]:
+    """Yield each address and port, with the seconds for connecting to it: of the timeout, which is
+    for all together and counts from `began`. The guard counts each attempt."""
+    end = None if timeout is None else began + timeout
+    for number, (address, port) in enumerate(found):
+        left = _DEFAULT_CONNECT_SECONDS if end is None else end - time.monotonic()
+        names.dialled()
+        yield address, port, max(_MIN_CONNECT_SECONDS, left / (len(found) - number))
+
+
+def _failure(failures: list[Exception], host: str) -> Exception:
+    """Return the error to raise once all attempts have failed.
+
+    An address that was reached and refused the connection takes precedence: it shows that our own
+    uplink works.
+    """
+    refused = (one for one in failures if isinstance(by_system(one), ConnectionError))
+    last = failures[-1] if failures else OSError(f"{host} has no address")
+    return next(refused, last)
 
 
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, Protocol
 
@@ -260,23 +261,20 @@ def _kept_size(page: _KeptPage) -> int:
     return sys.getsizeof(page.text)
 
 
+@dataclass(eq=False)
 class _Tools:
     """The tools and the prompt, for one session and its gate. A refusal is returned as an error
     result: a text for the model, and the decision as a `Permission`."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        gate: AgentGate,
-        wait: float,
-        timer: Callable[[], float],
-    ) -> None:
-        self._session = session
-        self._gate = gate
-        self._wait = wait
-        self._fetching = 0
+    _session: aiohttp.ClientSession
+    _gate: AgentGate
+    _wait: float
+    _timer: Callable[[], float]
+    _fetching: int = 0
+
+    def __post_init__(self) -> None:
         self._kept: TTLCache[tuple[str, str, int], _KeptPage] = TTLCache(
-            KEPT_BYTES, KEPT_SECONDS, timer, _kept_size
+            KEPT_BYTES, KEPT_SECONDS, self._timer, _kept_size
         )
 
     async def may_i_fetch(
@@ -333,14 +331,10 @@ class _Tools:
                 )
             content = page.text[start_index : start_index + max_length]
             return FetchedPage(
-                url=page.url,
-                status=page.status,
-                content_type=page.content_type,
                 content=content,
                 start_index=start_index,
                 truncated=len(page.text) - start_index - len(content),
-                size=page.size,
-                complete=page.complete,
+                **page.model_dump(exclude={"text"}),
             )
 
         return await self._result(url, answer(), context)

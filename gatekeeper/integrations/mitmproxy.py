@@ -54,13 +54,13 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import other_agent, refuse_page
 from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,
     Hop,
     begin,
     config_of,
+    decide,
     unless_default,
 )
 from gatekeeper.pacing.host_settings import HostRules
@@ -109,7 +109,6 @@ class _Exchange:
     """The addresses that the guard allows; empty until the request is decided."""
     hop: Hop | None = None
     decision: Decision | None = None
-    body: BodyInUse | None = None
     unconnected: OSError | None = None
     is_over: bool = False
 
@@ -118,11 +117,9 @@ class _Exchange:
         self.is_over = True
         if self.waiting is not None:
             self.waiting.cancel()
-        if self.body is not None:
-            self.body.free()
-        elif self.hop is not None:
+        if self.hop is not None:
             why = self.unconnected
-            self.hop.failed(by_network=by_network or why is not None, unconnected=why)
+            self.hop.end(by_network=by_network or why is not None, unconnected=why)
 
 
 class _NotPassedOn(Exception):
@@ -246,9 +243,7 @@ class PoliteProxy:
         _check(request, url)
         exchange = self._begin(flow, url, sent)
         if self._subresources and _is_page_part(request):
-            agent = other_agent(sent, self._gate.user_agent)
-            decision = await _wait(exchange, self._gate.check(url, user_agent=agent))
-            refuse_page(self._gate, decision)
+            decision = await _wait(exchange, decide(self._gate, url, sent))
             name = (self._gate.user_agent or decision.user_agent) if sent is None else None
             headers = {} if name is None else {"User-Agent": name}
         else:
@@ -312,7 +307,7 @@ class PoliteProxy:
             return
         headers = flow.response.headers
         if exchange.hop is not None:
-            body = exchange.body = exchange.hop.answered(flow.response.status_code, headers)
+            body = exchange.hop.answered(flow.response.status_code, headers)
 
             def count(piece: bytes) -> bytes:
                 body.came(len(piece))
@@ -383,9 +378,9 @@ class PoliteProxy:
     def server_connected(self, data: Any) -> None:
         """Hold the slot of a tunnel as long as it is open."""
         for exchange in self._dialling(data):
-            if exchange.is_tunnel and exchange.hop is not None:
-                body = exchange.body = BodyInUse(exchange.hop.call, exchange.hop.call_later)
-                exchange.hop.lease.ends_with(body)
+            if exchange.is_tunnel and (hop := exchange.hop) is not None:
+                hop.body = BodyInUse(hop.call, hop.call_later)
+                hop.lease.ends_with(hop.body)
 
     def server_connect_error(self, data: Any) -> None:
         """Note why a site could not be dialled."""
@@ -405,7 +400,11 @@ class PoliteProxy:
         """Return the exchanges of a client for which this address is dialled."""
         flows = self._open.get(data.client.id, {})
         address = data.server.address[:2]
-        return [one for one in flows.values() if one.address == address and one.body is None]
+        return [
+            one
+            for one in flows.values()
+            if one.address == address and (one.hop is None or one.hop.body is None)
+        ]
 
     # -- what would be kept
 
@@ -565,7 +564,20 @@ async def serve(
     Sites are trusted by the same authorities as by the gate. Raises ConfigError.
     """
     with tempfile.TemporaryDirectory(prefix="gatekeeper-") as folder:
-        await _serve(proxy, _write_authorities(config, Path(folder)), where, announce)
+        options = Options(
+            listen_host=where[0],
+            listen_port=where[1],
+            ssl_verify_upstream_trusted_ca=_write_authorities(config, Path(folder)),
+            ssl_verify_upstream_trusted_confdir=ssl.get_default_verify_paths().capath,
+        )
+        master = DumpMaster(options, with_dumper=False)
+        options.update(onboarding=False, termlog_verbosity="warn")
+        master.addons.add(proxy, _Announcer(announce))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, master.shutdown)
+        await master.run()
+        await close_connections(master)
 
 
 def _write_authorities(config: Config, folder: Path) -> str | None:
@@ -577,28 +589,6 @@ def _write_authorities(config: Config, folder: Path) -> str | None:
     text = "".join(map(ssl.DER_cert_to_PEM_cert, context.get_ca_certs(binary_form=True)))
     path = folder / "authorities.pem"
     return str(path) if path.write_text(text, "ascii") else None
-
-
-async def _serve(
-    proxy: PoliteProxy,
-    trusted: str | None,
-    where: tuple[str, int],
-    announce: Callable[[Listening], Any],
-) -> None:
-    options = Options(
-        listen_host=where[0],
-        listen_port=where[1],
-        ssl_verify_upstream_trusted_ca=trusted,
-        ssl_verify_upstream_trusted_confdir=ssl.get_default_verify_paths().capath,
-    )
-    master = DumpMaster(options, with_dumper=False)
-    options.update(onboarding=False, termlog_verbosity="warn")
-    master.addons.add(proxy, _Announcer(announce))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, master.shutdown)
-    await master.run()
-    await close_connections(master)
 
 
 async def close_connections(master: Any) -> None:

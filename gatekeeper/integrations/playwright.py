@@ -26,12 +26,12 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import adopt, other_agent, refuse_page
+from gatekeeper.gate.lease_base import adopt, other_agent
 from gatekeeper.integrations.hops import (
-    BodyInUse,
     Hop,
     HopErrors,
     begin,
+    decide,
     hand_out,
     take_back,
     unless_default,
@@ -134,9 +134,7 @@ class PoliteRoutes:
         self._gate: Any = gate
         self._exempt = frozenset(exempt)
         self._hops: dict[Request, Hop] = {}
-        """Navigations that were sent and have no response yet."""
-        self._bodies: dict[Request, BodyInUse] = {}
-        """Navigations whose response body is being received."""
+        """Navigations that were sent, until their bodies have been received."""
         self._refusals: WeakKeyDictionary[Page, GatekeeperError] = WeakKeyDictionary()
         """The error of each page's latest refused navigation."""
         self._routed: set[Request] = set()
@@ -220,11 +218,9 @@ class PoliteRoutes:
             await route.continue_()
             return
         if not request.is_navigation_request():
-            agent = other_agent(name, self._gate.user_agent)
             own = self._gate.user_agent
             if request.resource_type not in self._exempt:
-                decision = await self._gate.check(url, user_agent=agent)
-                refuse_page(self._gate, decision)
+                decision = await decide(self._gate, url, name)
                 own = own or decision.user_agent
             await route.continue_(headers=_headers_with(request, own if name is None else None))
             return
@@ -243,10 +239,9 @@ class PoliteRoutes:
     def _answered(self, response: Response) -> None:
         if response.request not in self._routed and response.url.startswith(("http:", "https:")):
             self.unseen += 1
-        hop = self._hops.pop(response.request, None)
-        if hop is not None:
-            headers = usual_names(response.headers)
-            self._bodies[response.request] = hop.answered(response.status, headers)
+        hop = self._hops.get(response.request)
+        if hop is not None and hop.body is None:
+            hop.answered(response.status, usual_names(response.headers))
 
     def _ended(self, request: Request) -> None:
         failure = request.failure or ""
@@ -260,10 +255,8 @@ class PoliteRoutes:
 
     def _finish(self, request: Request, *, by_network: bool) -> None:
         self._routed.discard(request)
-        if (body := self._bodies.pop(request, None)) is not None:
-            body.free()
         if (hop := self._hops.pop(request, None)) is not None:
-            hop.failed(by_network=by_network)
+            hop.end(by_network=by_network)
 
 
 async def _agent_of(page: Page) -> str | None:

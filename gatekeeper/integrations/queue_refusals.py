@@ -112,17 +112,18 @@ class Refusals:
     async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
         try:
             return self._granted(await asking)
-        except Denied as error:
-            found = self.refusal(error.decision)
+        except (Denied, LeaseTimeout, SidecarError) as error:
+            if isinstance(error, Denied):
+                found = self.refusal(error.decision)
+            elif isinstance(error, SidecarError):  # a wrong token, say, which may be corrected
+                found = self._unless_soon(SIDECAR, 0.0, str(error))
+            else:
+                # The origin's deferral may go on: the lease may have waited for its robots.txt.
+                self._deferring.pop(SIDECAR, None)
+                found = self._late(url, error)
             if found is None:
                 raise
-        except LeaseTimeout as error:
-            # The origin's deferral may go on: the lease may have waited for its robots.txt.
-            self._deferring.pop(SIDECAR, None)
-            found = self._late(url, error)
-            if found is None:
-                raise
-        return found
+            return found
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedLease | None:
         """Return a refusal for a lease that was not granted in time, if its host is blocked for
@@ -218,14 +219,6 @@ class RemoteRefusals(Refusals):
     async def acquire(self, url: str, **options: Any) -> Any:
         """Wait for a lease or a refusal."""
         return await self._or_refusal(url, self._gate.acquire(url, **options))
-
-    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await super()._or_refusal(url, asking)
-        except SidecarError as error:  # such as a wrong token, which an operator may correct
-            if (found := self._unless_soon(SIDECAR, 0.0, str(error))) is None:
-                raise
-            return found
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedLease | None:
         if error.retry_at is None:

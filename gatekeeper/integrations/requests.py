@@ -6,11 +6,10 @@ With a `SyncGatekeeper`: `session.mount("https://", PoliteAdapter(gate))`, and f
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from aiohttp.abc import AbstractResolver
 
@@ -19,22 +18,12 @@ from gatekeeper.errors import (
     AddressRefused,
     Deferred,
     Denied,
-    GateClosed,
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
     needs_extra,
 )
-from gatekeeper.integrations.hops import (
-    Attempts,
-    BodyInUse,
-    GuardedNames,
-    Hop,
-    HopErrors,
-    accept_unguarded,
-    begin_sync,
-    config_of,
-)
+from gatekeeper.integrations.hops import BodyInUse, HopErrors, Hops, accept_unguarded
 from gatekeeper.sync import SyncGatekeeper
 
 with needs_extra("requests", __name__):
@@ -78,6 +67,9 @@ class PoliteAdapter(HTTPAdapter):
     ...         session.mount(scheme, PoliteAdapter(gate))
     """
 
+    guarded: bool = True
+    """The guard checks each address that is connected to (except behind proxies)."""
+
     def __init__(
         self,
         gate: SyncGatekeeper,
@@ -89,23 +81,14 @@ class PoliteAdapter(HTTPAdapter):
         **options: Any,
     ) -> None:
         self._accepted = guarded
-        self._gate = gate
-        self._max_wait = max_wait
-        config = config_of(gate, blocking=True)
-        self._names = GuardedNames(config, resolver)
+        self._hops = Hops(gate, _ERRORS, max_wait=max_wait, resolver=resolver, blocking=True)
         self._thread = threading.local()
-        self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
         self._retry = Retry(max_retries, read=False) if max_retries == 0 else max_retries
         # `send` retries, with a lease for each; urllib3 would repeat requests without leases.
-        idle = descriptors.idle_limit(config.fetch.max_idle_connections)
+        idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
         size = max(1, min(options.pop("pool_maxsize", DEFAULT_POOLSIZE), idle))
         hosts = max(1, min(options.pop("pool_connections", DEFAULT_POOLSIZE), idle // size))
         super().__init__(max_retries=0, pool_connections=hosts, pool_maxsize=size, **options)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether the guard checks each address that is connected to (except behind proxies)."""
-        return True
 
     def init_poolmanager(
         self,
@@ -139,7 +122,7 @@ class PoliteAdapter(HTTPAdapter):
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         """Raise ConfigError unless `guarded=False`: addresses behind a proxy can't be checked."""
-        accept_unguarded(self._gate.config, self._accepted, "a proxy")
+        accept_unguarded(self._hops.config, self._accepted, "a proxy")
         return super().proxy_manager_for(proxy, **options)
 
     def send(
@@ -184,17 +167,13 @@ class PoliteAdapter(HTTPAdapter):
         self, request: requests.PreparedRequest, *, stream: bool, **given: Any
     ) -> requests.Response:
         url, sent = request.url or "", _text(request.headers.get("User-Agent"))
-        try:
-            self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
-            hop = begin_sync(self._gate, url, sent, self._max_wait)
-        except GatekeeperError as error:
-            raise self._converted(error, request) from error
+        hop = self._hops.begin_sync(url, sent, request)
         request.headers.update(hop.headers(request.method or "GET", url))
         self._thread.refused, self._thread.unconnected = False, None
         response = None
         try:
             response = super().send(request, stream=stream, **given)
-            self._bodies.add(_lease_body(response, hop))
+            _lease_body(response, self._hops.answered(hop, response.status_code, response.headers))
         except BaseException as error:
             if response is not None:  # the report could not be stored
                 response.close()
@@ -202,15 +181,9 @@ class PoliteAdapter(HTTPAdapter):
             unconnected, self._thread.unconnected = self._thread.unconnected, None
             hop.failed(by_network=network, unconnected=unconnected)
             if self._thread.refused and isinstance(error, requests.RequestException):
-                raise self._converted(self._names.denied(url, sent), request) from error
+                raise self._hops.refused(url, sent, request) from error
             raise
         return response
-
-    def _converted(self, error: GatekeeperError, request: object) -> GatekeeperError:
-        found = _ERRORS.of(error, request)
-        if isinstance(found, requests.RequestException):
-            found.response = None
-        return found
 
     def dial(self, connection: Any, connect: Any) -> None:
         """Connect to the first allowed address that accepts the connection.
@@ -219,37 +192,31 @@ class PoliteAdapter(HTTPAdapter):
         the Host field and the verification of certificates need.
         """
         host, port, timeout = connection.host, connection.port, connection.timeout
-        began = time.monotonic()
+        if getattr(connection, "server_hostname", host) is None:
+            connection.server_hostname = host.strip("[]")
+
+        def dial(address: str, real: int, seconds: float) -> None:
+            connection.host, connection.port, connection.timeout = address, real, seconds
+            try:
+                connect()
+            except Exception:
+                connection.close()
+                raise
+            finally:
+                connection.host, connection.port, connection.timeout = host, port, timeout
+
+        limit = float(timeout) if isinstance(timeout, int | float) else None
         try:
-            found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
-        except OSError as error:
+            self._hops.connect_sync(host, port, limit, dial, (Exception,))
+        except Exception as error:
             self._thread.refused = isinstance(error, AddressRefused)
             self._thread.unconnected = error
             raise
-        if getattr(connection, "server_hostname", host) is None:
-            connection.server_hostname = host.strip("[]")
-        limit = float(timeout) if isinstance(timeout, int | float) else None
-        attempts = Attempts(self._names, found, limit, began)
-        for address, real, seconds in attempts:
-            connection.host, connection.port, connection.timeout = address, real, seconds
-            try:
-                descriptors.with_descriptor_sync(connect)
-                return
-            except Exception as error:  # noqa: BLE001 - one of them is raised below
-                connection.close()
-                attempts.failures.append(error)
-            finally:
-                connection.host, connection.port, connection.timeout = host, port, timeout
-        self._thread.unconnected = failure = attempts.failure() or OSError(f"{host} has no address")
-        raise failure
 
     def close(self) -> None:
         """Close the connections and end open leases."""
         super().close()
-        for body in list(self._bodies):
-            body.free()
-        with suppress(GateClosed):
-            self._gate.wait(lambda _: self._names.close())
+        self._hops.close_sync()
 
 
 class _Guarded:
@@ -291,16 +258,14 @@ def _after_error(
         return None
 
 
-def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
+def _lease_body(response: requests.Response, body: BodyInUse) -> None:
     """Extend the lease until the connection of the response returns to its pool, or the response is
     closed or dropped."""
     raw = response.raw
-    body = hop.answered(response.status_code, cast("Any", response.headers))
     if raw is None or is_fp_closed(raw):  # no body
         body.free()
     else:
         _free_when_read(raw, body)
-    return body
 
 
 def _free_when_read(raw: Any, body: BodyInUse) -> None:

@@ -22,7 +22,7 @@ import re
 import weakref
 from collections import deque
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -51,7 +51,6 @@ with needs_extra("scrapy", __name__):
         RequestInvalidURL,
         RequestLeaseTimeout,
         ScrapyCrawl,
-        call_soon,
     )
 
 __all__ = ["Addon", "PoliteMiddleware", "PoliteScheduler", "RobotParser"]
@@ -59,8 +58,6 @@ __all__ += ["RequestDeferred", "RequestDenied", "RequestInvalidURL", "RequestLea
 
 _log = logging.getLogger(__name__)
 
-_STASH_SECONDS: Final = 5.0
-"""Seconds after which a lease is given back that the engine does not use, being paused or full."""
 _ORDER: Final = 950
 """Closer to the downloader than Scrapy's own middlewares, so that it sees requests as sent."""
 
@@ -81,28 +78,19 @@ class Addon:
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _DirectTurn:
     """Takes the place of a `Turn` for a request that needs no lease."""
 
-    lease = None
-
-    def __init__(self, waiting: _DirectRequests, entry: Entry) -> None:
-        self._waiting = waiting
-        self.entry = entry
-
-    @property
-    def url(self) -> str:
-        """The URL of the request."""
-        return self.entry[2]
-
-    @property
-    def data(self) -> Any:
-        """The pickled request, or the number of a request in memory."""
-        return self.entry[3]
+    waiting: _DirectRequests
+    entry: Entry
+    url: str
+    data: Any
+    """The pickled request, or the number of a request in memory."""
 
     def done(self) -> None:
         """Note that the request is done. Idempotent."""
-        self._waiting.done(self)
+        self.waiting.done(self)
 
 
 class _DirectRequests:
@@ -131,7 +119,8 @@ class _DirectRequests:
         """Return the next request, or None if there is none."""
         if not self._waiting:
             return None
-        turn = _DirectTurn(self, self._waiting.popleft())
+        entry = self._waiting.popleft()
+        turn = _DirectTurn(self, entry, *entry[2:])
         self._given.add(turn)
         return turn
 
@@ -177,8 +166,7 @@ class PoliteScheduler(BaseScheduler):
         self._requests: dict[int, Request] = {}
         """Requests that are only in memory, by their number in the queue."""
         self._number = 0
-        self._stashed: Turn | None = None
-        self._taken = asyncio.Event()
+        self._asked = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
 
     @classmethod
@@ -218,9 +206,6 @@ class PoliteScheduler(BaseScheduler):
         if self._feeder is not None:
             self._feeder.cancel()
             await asyncio.wait([self._feeder])
-        if self._stashed is not None:
-            turn, self._stashed = self._stashed, None
-            await turn.give_back()
         for turn in list(self._crawl.turns.values()):
             self._end(turn)
         self._direct.close()
@@ -233,7 +218,7 @@ class PoliteScheduler(BaseScheduler):
 
     def __len__(self) -> int:
         waiting = 0 if self._queue is None else self._queue.qsize()
-        return waiting + len(self._direct) + (self._stashed is not None)
+        return waiting + len(self._direct)
 
     def has_pending_requests(self) -> bool:
         """Whether any request waits: in the queue, or for a lease in the middleware."""
@@ -316,14 +301,14 @@ class PoliteScheduler(BaseScheduler):
         return request
 
     def _next_turn(self) -> Turn | None:
-        turn, self._stashed = self._stashed, None
-        self._taken.set()
-        if turn is not None or self._queue is None:
-            return turn
+        self._asked.set()
         try:
-            return self._queue.get_nowait()
-        except (asyncio.QueueEmpty, GatekeeperError):
-            return None  # the feeder gets the same error and logs it
+            return None if self._queue is None else self._queue.get_nowait()
+        except asyncio.QueueEmpty:
+            return None
+        except GatekeeperError as error:
+            _log.error("the next request can't be had: %s", error)
+            return None
 
     def _unpacked(self, turn: Turn | _DirectTurn) -> Request | None:
         data, kind = turn.data, "disk"
@@ -354,24 +339,12 @@ class PoliteScheduler(BaseScheduler):
             _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
 
     async def _feed(self, queue: PoliteQueue) -> None:
-        """Prefetch the next lease whenever there is one, and wake the engine for it."""
+        """Wake the engine whenever a host is due, until it asks for a request."""
         while True:
-            try:
-                turn = await queue.get()
-            except GatekeeperError as error:
-                _log.error("the next request can't be had: %s", error)
-                await asyncio.sleep(_STASH_SECONDS)
-                continue
-            self._stashed = turn
-            self._taken.clear()
+            await queue.wait_due()
+            self._asked.clear()
             wake_scrapy(self._crawler.engine)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STASH_SECONDS):
-                    await self._taken.wait()
-            if self._stashed is turn:  # the engine is paused or full: let others use the lease
-                self._stashed = None
-                await turn.give_back()
-                await self._taken.wait()
+            await self._asked.wait()  # longer, if the engine is paused or full
 
 
 def _end_soon(
@@ -381,7 +354,8 @@ def _end_soon(
 ) -> None:
     found = scheduler()
     if found is not None:
-        call_soon(loop, partial(found._end, turn))
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(found._end, turn)
 
 
 class RobotParser(BaseRobotParser):

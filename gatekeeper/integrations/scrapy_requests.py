@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -36,8 +36,9 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.lease_base import note_fields, other_agent, refuse_page, unnamed
-from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
+from gatekeeper.gate.lease_base import note_fields, other_agent, unnamed
+from gatekeeper.gate.protocols import HeldLease
+from gatekeeper.integrations.hops import GuardedNames, Hop, HopErrors, by_system, decide, hop_of
 from gatekeeper.integrations.queue_refusals import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
 from gatekeeper.page_rules import html_in, page_signals
@@ -253,27 +254,10 @@ def _plain(given: Any) -> Any:
     return dict(given)
 
 
-def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Call a callback in the loop, from any thread. Do nothing if the loop is closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback)
-
-
-class _Sending:
-    """A request that is being sent under a lease."""
-
-    __slots__ = ("began", "lease", "left")
-
-    def __init__(self, lease: Any) -> None:
-        self.lease = lease
-        self.began = time.monotonic()
-        self.left = False
-        """Whether the request has left the downloader, so that its result is being delivered."""
-
-    def end(self) -> None:
-        """End the lease without a report. Idempotent."""
-        with suppress(GatekeeperError):
-            self.lease.end()
+def _end(lease: HeldLease) -> None:
+    """End a lease without a report. Idempotent."""
+    with suppress(GatekeeperError):
+        lease.end()
 
 
 class PoliteMiddleware:
@@ -282,7 +266,9 @@ class PoliteMiddleware:
     def __init__(self, crawler: Crawler) -> None:
         self._crawl = ScrapyCrawl.of(crawler)
         self._names = GuardedNames(as_config(None))
-        self._under_way: weakref.WeakKeyDictionary[Request, _Sending] = weakref.WeakKeyDictionary()
+        self._under_way: weakref.WeakKeyDictionary[Request, Hop] = weakref.WeakKeyDictionary()
+        self._delivered: weakref.WeakSet[Request] = weakref.WeakSet()
+        """Requests that have left the downloader, so that their results are being delivered."""
         crawler.signals.connect(self._left_downloader, signal=signals.request_left_downloader)
         crawler.signals.connect(self._received, signal=signals.response_received)
 
@@ -316,17 +302,13 @@ class PoliteMiddleware:
         crawl.stats.inc_value("gatekeeper/leases")
         request.meta.pop("download_latency", None)  # from an earlier attempt
         lease.claim(lease.url)  # from here on, a missing response counts against the host
-        sending = self._under_way[request] = _Sending(lease)
+        hop = self._under_way[request] = hop_of(gate, lease, crawl.sent_by(request))
         if (task := asyncio.current_task()) is not None:
             task.add_done_callback(lambda _: self._task_done(request))
         # Another middleware may drop the request without notice.
-        end = weakref.finalize(request, call_soon, asyncio.get_running_loop(), sending.end)
+        end = weakref.finalize(request, hop.call_later, partial(_end, lease))
         end.atexit = False
-        name = name_to_send(lease, gate.user_agent, crawl.sent_by(request))
-        if name is not None:  # Scrapy's default User-Agent is replaced
-            request.headers["User-Agent"] = name
-        if isinstance(gate, Gatekeeper) and (signer := gate.parts.signer) is not None:
-            request.headers.update(signer.headers(request.method, request.url))
+        request.headers.update(hop.headers(request.method, request.url))
 
     async def _acquire(self, gate: Gatekeeper | RemoteGatekeeper, request: Request) -> Any:
         """Acquire a lease for a request that did not come from the scheduler, such as one of
@@ -353,34 +335,31 @@ class PoliteMiddleware:
     async def _judge(self, gate: Gatekeeper | RemoteGatekeeper, request: Request) -> None:
         """Raise Denied if a request has a User-Agent of its own that may not send it."""
         agent = self._crawl.agent_of(request)
-        if agent is None or request.meta.get("dont_obey_robotstxt"):
-            return
-        refuse_page(gate, await gate.check(request.url, user_agent=agent))
+        if agent is not None and not request.meta.get("dont_obey_robotstxt"):
+            await decide(gate, request.url, agent)
 
     def _left_downloader(self, request: Request) -> None:
         """Note that a request has left the downloader. If its caller was cancelled, Scrapy has
         completed the download all the same, and delivers the result to no one."""
-        sending = self._under_way.get(request)
-        if sending is not None:
-            sending.left = True
+        if request in self._under_way:
+            self._delivered.add(request)
             if not self._crawl.is_wanted(request):
-                self._under_way.pop(request).end()
+                _end(self._under_way.pop(request).lease)
 
     def _task_done(self, request: Request) -> None:
         """End the lease of a request whose task has ended without a report, by a cancellation."""
-        sending = self._under_way.get(request)
-        if sending is not None and sending.left:
-            self._under_way.pop(request).end()
+        if request in self._delivered and (hop := self._under_way.pop(request, None)) is not None:
+            _end(hop.lease)
 
     def process_response(
         self, request: Request, response: Response, spider: Spider | None = None
     ) -> Response:
         """Report a response, which updates the host's clock, back-off and latency."""
-        sending = self._under_way.pop(request, None)
-        if sending is None:  # from a cache: nothing was sent
+        hop = self._under_way.pop(request, None)
+        if hop is None:  # from a cache: nothing was sent
             self._give_back(request)
         else:
-            self._answered(sending, request, response)
+            self._answered(hop.lease, request, response)
         return response
 
     def _received(self, response: Response, request: Request) -> None:
@@ -397,68 +376,68 @@ class PoliteMiddleware:
             status=response.status,
         )
 
-    def _answered(self, sending: _Sending, request: Request, response: Response) -> None:
-        note_fields(sending.lease, response.status, cast("Mapping[str, str]", _Fields(response)))
-        self._report(
-            sending,
-            status=response.status,
-            elapsed=_latency(request),
-            retry_after=_field(response, "Retry-After"),
-            size=len(response.body),
-            rate_limit=http_fields.rate_limit_of({x: _field(response, x) for x in _LIMITS}),
-        )
+    def _answered(self, lease: HeldLease, request: Request, response: Response) -> None:
+        note_fields(lease, response.status, cast("Mapping[str, str]", _Fields(response)))
+        with _logging_loss(lease.url):
+            try:
+                lease.report(
+                    status=response.status,
+                    elapsed=_latency(request),
+                    retry_after=_field(response, "Retry-After"),
+                    size=len(response.body),
+                    rate_limit=http_fields.rate_limit_of({x: _field(response, x) for x in _LIMITS}),
+                )
+            finally:
+                lease.end()
 
     async def process_exception(
         self, request: Request, exception: Exception, spider: Spider | None = None
     ) -> None:
         """Report a failure, or the response that a StopDownload carries."""
-        sending = self._under_way.pop(request, None)
-        if sending is None:
+        hop = self._under_way.pop(request, None)
+        if hop is None:
             self._give_back(request)
             return
         response = getattr(exception, "response", None)
         if isinstance(exception, StopDownload) and response is not None:
-            self._answered(sending, request, response)
+            self._answered(hop.lease, request, response)
             return
         headed = _latency(request) is not None  # after the head, an error is not the host's failure
         unanswered = not (headed or isinstance(exception, IgnoreRequest) or is_shortage(exception))
+        why: BaseException | None = None
         try:
             if unanswered:
-                await self._unreached(sending.lease, request, exception)
+                why = await self._cause(request, exception)
         finally:
-            since = time.monotonic() - sending.began
-            self._report(sending, elapsed=since if unanswered else None)
+            with _logging_loss(request.url):
+                hop.failed(by_network=unanswered, unconnected=why)
 
-    async def _unreached(self, lease: Any, request: Request, exception: Exception) -> None:
-        """Tell the gate why connecting failed, since the cause may be our own uplink."""
+    async def _cause(self, request: Request, exception: Exception) -> BaseException:
+        """Return why a request failed. Twisted gives no details if it could not resolve the name:
+        resolve it again, to see whether the name server responds."""
         gate = self._crawl.gate
-        if not isinstance(gate, Gatekeeper):
-            return  # a sidecar has its own uplink
-        why = by_system(exception)
-        if why is None and _is_about_its_name(exception):
-            # Twisted gives no details: resolve again to see whether the name server responds.
-            target = urls.parse(request.url)
+        unknown = by_system(exception) is None and _is_about_its_name(exception)
+        if unknown and isinstance(gate, Gatekeeper):
             try:
                 async with asyncio.timeout(_LOOK_UP_SECONDS):
-                    await self._names.addresses(gate, target.host, 0)
+                    await self._names.addresses(gate, urls.parse(request.url).host, 0)
             except OSError as error:
-                why = error
-        if why is not None:
-            gate.parts.unreached(lease, why)
-
-    def _report(self, sending: _Sending, **told: Any) -> None:
-        lease = sending.lease
-        try:
-            lease.report(**told)
-        except StorageError as error:
-            _log.error("what came of %s could not be kept: %s", lease.url, error)
-        finally:
-            lease.end()
+                return error
+        return exception
 
     def _give_back(self, request: Request) -> None:
         turn = self._crawl.turns.get(request)
         if turn is not None:
             self._crawl.give_back(turn)
+
+
+@contextmanager
+def _logging_loss(url: str) -> Iterator[None]:
+    """Log that a report could not be stored: Scrapy takes no error for it."""
+    try:
+        yield
+    except StorageError as error:
+        _log.error("what came of %s could not be kept: %s", url, error)
 
 
 def _latency(request: Request) -> float | None:

@@ -7,86 +7,113 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper import descriptors
-from gatekeeper.clock import OwnedTasks
-from gatekeeper.errors import AddressRefused, ConfigError, Denied, GateClosed, GatekeeperError
+from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.gate.protocols import Gate
-from gatekeeper.integrations.hops import (
-    Attempts,
-    BodyInUse,
-    GuardedNames,
-    Hop,
-    HopErrors,
-    accept_unguarded,
-    begin,
-    begin_sync,
-    config_of,
-)
+from gatekeeper.integrations.hops import BodyInUse, Hop, HopErrors, Hops, accept_unguarded
+from gatekeeper.library_internals import connect_through
 from gatekeeper.sync import SyncGatekeeper
-
-Mapped = Callable[[], AbstractContextManager[None]]
 
 
 class _LeasedBody:
-    """The body of a response, whose lease ends when it is closed or dropped."""
+    """The body of a response, asynchronous or not, whose lease ends when it is closed or dropped.
 
-    def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
-        """`mapped`: returns a context manager that converts errors of connections to the library's
-        errors."""
+    httpx closes a body when it has been read to its end.
+    """
+
+    def __init__(self, inner: Any, body: BodyInUse) -> None:
         self._inner = inner
         self._body = body
-        self._converting_errors = mapped
-
-
-class LeasedAsyncStream(_LeasedBody):
-    """The body of an asynchronous response."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with self._converting_errors():
-            async for part in self._inner:
-                self._body.came(len(part))
-                yield part
-
-    async def aclose(self) -> None:
-        """Close the body; httpx calls this when it has been read to its end."""
-        try:
-            if hasattr(self._inner, "aclose"):
-                await self._inner.aclose()
-        finally:
-            self._body.free()
-
-
-class LeasedStream(_LeasedBody):
-    """The body of a synchronous response."""
+        async for part in self._inner:
+            self._body.came(len(part))
+            yield part
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._converting_errors():
-            for part in self._inner:
-                self._body.came(len(part))
-                yield part
+        for part in self._inner:
+            self._body.came(len(part))
+            yield part
+
+    async def aclose(self) -> None:
+        try:
+            await self._inner.aclose()
+        finally:
+            self._body.free()
 
     def close(self) -> None:
-        """Close the body; httpx calls this when it has been read to its end."""
         try:
-            if hasattr(self._inner, "close"):
-                self._inner.close()
+            self._inner.close()
         finally:
             self._body.free()
 
 
-_Asked = TypeVar("_Asked")
 _MAX_IDLE: Final = 100
 """Idle connections of a pool at most: httpcore looks at each of them for every request."""
 
+
+class _Dialling:
+    """A network backend of httpcore that connects only to addresses that the guard allows."""
+
+    network: ClassVar[str]
+    """The name of httpcore's backend that makes the connections."""
+
+    def __init__(self, httpcore: Any, hops: Hops) -> None:
+        self._httpcore = httpcore
+        self._network = getattr(httpcore, self.network)()
+        self.sleep = self._network.sleep
+        self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
+        self._hops = hops
+
+    def _dial(self, options: dict[str, Any]) -> Callable[[str, int, float], Any]:
+        connect = self._network.connect_tcp
+        return lambda address, port, seconds: connect(address, port, timeout=seconds, **options)
+
+    @contextmanager
+    def _looking_up(self) -> Iterator[None]:
+        try:
+            yield
+        except AddressRefused:
+            raise
+        except OSError as error:
+            raise self._httpcore.ConnectError(str(error)) from error
+
+
+class _Backend(_Dialling):
+    """The asynchronous backend, for every event loop that anyio supports."""
+
+    network = "AnyIOBackend"
+
+    async def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, **options: Any
+    ) -> Any:
+        """Connect to the first allowed address that accepts the connection."""
+        dial = self._dial(options)
+        with self._looking_up():
+            return await self._hops.connect(host, port, timeout, dial, self._failures)
+
+
+class _SyncBackend(_Dialling):
+    """The synchronous backend."""
+
+    network = "SyncBackend"
+
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, **options: Any
+    ) -> Any:
+        """Connect to the first allowed address that accepts the connection."""
+        dial = self._dial(options)
+        with self._looking_up():
+            return self._hops.connect_sync(host, port, timeout, dial, self._failures)
+
+
+_Asked = TypeVar("_Asked")
 GUARDED_OPTIONS: Final = frozenset(
     (
         *("verify", "cert", "ssl_context", "http1", "http2"),
@@ -108,8 +135,10 @@ class _Library(Generic[_Asked]):
     errors: ClassVar[HopErrors]
     leased: ClassVar[Any]
     """The class of bodies with a lease."""
-    streams: ClassVar[str]
-    """The name of the library's base class for such bodies."""
+    _backend: ClassVar[type[_Dialling]]
+    """The class of the network backend that connects through the guard."""
+    _library_names: ClassVar[tuple[str, str, str]]
+    """The library's names of a body's base class, a transport and a connection pool."""
 
     guarded: bool
     """Whether the guard checks each address that is connected to; otherwise it checks URLs only."""
@@ -119,7 +148,8 @@ class _Library(Generic[_Asked]):
     ) -> None:
         if errors is not None:
             cls.httpx, cls.httpcore, cls.errors = httpx, httpcore, errors
-            cls.leased = type("LeasedBody", (cls.leased, getattr(httpx, cls.streams)), {})
+            stream = getattr(httpx, cls._library_names[0])
+            cls.leased = type("LeasedBody", (_LeasedBody, stream), {})
 
     def __init__(
         self,
@@ -131,81 +161,67 @@ class _Library(Generic[_Asked]):
         max_wait: float | None = None,
         **options: Any,
     ) -> None:
-        self._gate = gate
-        self._max_wait = max_wait
-        config = config_of(gate, blocking=isinstance(self, HopTransport))
+        blocking = isinstance(self, HopTransport)
+        self._hops = hops = Hops(
+            gate, self.errors, max_wait=max_wait, resolver=resolver, blocking=blocking
+        )
         dialling = [name for name in options if name not in GUARDED_OPTIONS and options[name]]
-        self.guarded = transport is None and not dialling
+        self.guarded = hops.guarded = transport is None and not dialling
         if transport is not None:
-            accept_unguarded(config, guarded, "a transport of your own")
+            accept_unguarded(hops.config, guarded, "a transport of your own")
         for name in dialling:
-            accept_unguarded(config, guarded, f"the option {name} of the transport")
-        self._max_idle = min(_MAX_IDLE, descriptors.idle_limit(config.fetch.max_idle_connections))
-        self._names = GuardedNames(config, resolver)
-        self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
+            accept_unguarded(hops.config, guarded, f"the option {name} of the transport")
         self._inner = transport or self._own(options)
 
     def _own(self, options: dict[str, Any]) -> Any:
-        """Return a transport whose connections are checked by the guard."""
-        raise NotImplementedError
-
-    @contextmanager
-    def _converted(self, request: Any) -> Iterator[None]:
-        """Convert our errors to those that derive from the library's as well."""
-        if "target" in request.extensions:
-            raise ConfigError("the extension `target` would be sent in place of the decided URL")
-        try:
-            yield
-        except GatekeeperError as error:
-            raise self.errors.of(error, request) from error
-
-    def _pool(self, kind: Any, backend: Any, options: dict[str, Any]) -> Any:
-        """Return a connection pool of class `kind` that connects through `backend`."""
+        """Return the library's transport, over a connection pool that connects through the guard
+        unless an option prevents that."""
         verify, cert = options.pop("verify", True), options.pop("cert", None)
         context = verify
         if not isinstance(verify, ssl.SSLContext):
             context = self.httpx.create_ssl_context(verify=verify, cert=cert, trust_env=True)
-        return kind(
+        idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
+        _, transport, pool = self._library_names
+        backend = self._backend(self.httpcore, self._hops)
+        self._pool = getattr(self.httpcore, pool)(
             # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
             **{
                 "max_connections": None,
-                "max_keepalive_connections": self._max_idle,
+                "max_keepalive_connections": min(_MAX_IDLE, idle),
                 "keepalive_expiry": 15.0,
                 "ssl_context": context,
             }
             | options
             | ({"network_backend": backend} if self.guarded else {}),
         )
+        descriptors.register(self)
+        return connect_through(getattr(self.httpx, transport)(verify=context), self._pool)
 
-    def _raw(self, request: Any) -> Any:
-        url = request.url
-        return self.httpcore.Request(
-            method=request.method,
-            url=self.httpcore.URL(
-                scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-            ),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
+    def close_idle(self) -> bool:
+        """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
+        idle = [one for one in self._pool.connections if one.is_idle()]
+        self._close(idle[: (len(idle) + 1) // 2])
+        return bool(idle)
 
-    def _response(self, answer: Any) -> Any:
-        return self.httpx.Response(
-            status_code=answer.status,
-            headers=answer.headers,
-            stream=answer.stream,
-            extensions=answer.extensions,
-        )
+    def _close(self, idle: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _asked(self, request: Any) -> tuple[str, str | None, Any]:
+        """Return what to begin: the URL of a request, its User-Agent, and itself."""
+        if "target" in request.extensions:
+            raise ConfigError("the extension `target` would be sent in place of the decided URL")
+        return str(request.url), request.headers.get("User-Agent"), request
 
     @contextmanager
-    def _sending(self, hop: Hop, request: Any, url: str, sent: str | None) -> Iterator[None]:
+    def _sending(self, hop: Hop, request: Any) -> Iterator[None]:
         """Send under the hop's lease, and report failures to it."""
+        url, sent = str(request.url), request.headers.get("User-Agent")
         request.headers.update(hop.headers(request.method, url))
         try:
             yield
         except AddressRefused as error:
             hop.failed(by_network=False)
-            raise self.errors.of(self._names.denied(url, sent), request) from error
+            raise self._hops.refused(url, sent, request) from error
         except BaseException as error:
             network = isinstance(error, self.httpx.RequestError | OSError)
             dialled = isinstance(error, self.httpx.ConnectError | self.httpx.ConnectTimeout)
@@ -215,53 +231,29 @@ class _Library(Generic[_Asked]):
             )
             raise
 
-    def _leased(self, hop: Any, response: Any) -> Any:
-        body = hop.answered(response.status_code, response.headers)
+    def _leased(self, hop: Hop, response: Any) -> Any:
+        body = self._hops.answered(hop, response.status_code, response.headers)
         if response.is_closed:  # it was created with its whole body
             body.came(len(response.content))
             body.free()
-            return response
-        self._bodies.add(body)
-        response.stream = self.leased(response.stream, body, self._converting_errors)
+        else:
+            response.stream = self.leased(response.stream, body)
         return response
-
-    def _free(self) -> None:
-        for body in list(self._bodies):
-            body.free()
-
-    @contextmanager
-    def _converting_errors(self) -> Iterator[None]:
-        """Convert errors of httpcore to those of httpx with the same name."""
-        try:
-            yield
-        except Exception as error:
-            for kind in type(error).__mro__:
-                if kind.__module__.partition(".")[0] == self.httpcore.__name__:
-                    found = getattr(self.httpx, kind.__name__, None)
-                    if found is not None:
-                        raise found(str(error)) from error
-            raise
 
 
 class AsyncHopTransport(_Library[Gate]):
     """Mixin for an asynchronous transport."""
 
-    leased = LeasedAsyncStream
-    streams = "AsyncByteStream"
-
-    def _own(self, options: dict[str, Any]) -> Any:
-        backend = _Backend(self.httpcore, self._names, self._gate)
-        pool = self._pool(self.httpcore.AsyncConnectionPool, backend, options)
-        return _PoolTransport(self, pool)
+    _backend = _Backend
+    _library_names = "AsyncByteStream", "AsyncHTTPTransport", "AsyncConnectionPool"
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The loop of the connections."""
 
     async def handle_async_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
-        url, sent = str(request.url), request.headers.get("User-Agent")
-        with self._converted(request):
-            if self.guarded:
-                self._names.refuse_url(self._gate, url, sent)
-            hop = await begin(self._gate, url, sent, self._max_wait)
-        with self._sending(hop, request, url, sent):
+        self._loop = asyncio.get_running_loop()
+        hop = await self._hops.begin(*self._asked(request))
+        with self._sending(hop, request):
             response = await self._inner.handle_async_request(request)
             try:
                 return self._leased(hop, response)
@@ -274,29 +266,29 @@ class AsyncHopTransport(_Library[Gate]):
         try:
             await self._inner.aclose()
         finally:
-            self._free()
-            await self._names.close()
+            await self._hops.close()
+
+    def _close(self, idle: list[Any]) -> None:
+        async def close() -> None:
+            for connection in idle:
+                if connection.is_idle():
+                    await connection.aclose()
+
+        loop = self._loop
+        if loop is not None and not loop.is_closed():  # else its connections are closed, too
+            asyncio.run_coroutine_threadsafe(close(), loop)
 
 
 class HopTransport(_Library[SyncGatekeeper]):
     """Mixin for a synchronous transport."""
 
-    leased = LeasedStream
-    streams = "SyncByteStream"
-
-    def _own(self, options: dict[str, Any]) -> Any:
-        backend = _SyncBackend(self.httpcore, self._names, self._gate)
-        pool = self._pool(self.httpcore.ConnectionPool, backend, options)
-        return _SyncPoolTransport(self, pool)
+    _backend = _SyncBackend
+    _library_names = "SyncByteStream", "HTTPTransport", "ConnectionPool"
 
     def handle_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
-        url, sent = str(request.url), request.headers.get("User-Agent")
-        with self._converted(request):
-            if self.guarded:
-                self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
-            hop = begin_sync(self._gate, url, sent, self._max_wait)
-        with self._sending(hop, request, url, sent):
+        hop = self._hops.begin_sync(*self._asked(request))
+        with self._sending(hop, request):
             response = self._inner.handle_request(request)
             try:
                 return self._leased(hop, response)
@@ -309,145 +301,8 @@ class HopTransport(_Library[SyncGatekeeper]):
         try:
             self._inner.close()
         finally:
-            self._free()
-            with suppress(GateClosed):
-                self._gate.wait(lambda _: self._names.close())
-
-
-class _OverPool:
-    """Base of a transport over a connection pool of httpcore. httpx's own transport can't be used,
-    since it offers no way to set how the pool connects."""
-
-    def __init__(self, outer: _Library[Any], pool: Any) -> None:
-        self._outer = outer
-        self._pool = pool
-        descriptors.register(self)
-
-    def close_idle(self) -> bool:
-        """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
-        idle = [one for one in self._pool.connections if one.is_idle()]
-        self._close(idle[: (len(idle) + 1) // 2])
-        return bool(idle)
-
-    def _close(self, idle: list[Any]) -> None:
-        raise NotImplementedError
-
-
-class _PoolTransport(_OverPool):
-    """The asynchronous transport."""
-
-    def __init__(self, outer: _Library[Any], pool: Any) -> None:
-        super().__init__(outer, pool)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing = OwnedTasks()
-
-    def _close(self, idle: list[Any]) -> None:
-        with suppress(RuntimeError):  # its loop is closed, and so are its connections
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._start_closing, idle)
-
-    def _start_closing(self, idle: list[Any]) -> None:
-        for connection in idle:
-            if connection.is_idle():
-                self._closing.start(connection.aclose())
-
-    async def handle_async_request(self, request: Any) -> Any:
-        outer, self._loop = self._outer, asyncio.get_running_loop()
-        with outer._converting_errors():
-            return outer._response(await self._pool.handle_async_request(outer._raw(request)))
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
-
-class _SyncPoolTransport(_OverPool):
-    """`_PoolTransport` for threads."""
+            self._hops.close_sync()
 
     def _close(self, idle: list[Any]) -> None:
         for connection in idle:
             connection.close()
-
-    def handle_request(self, request: Any) -> Any:
-        outer = self._outer
-        with outer._converting_errors():
-            return outer._response(self._pool.handle_request(outer._raw(request)))
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class _Dialling:
-    """A network backend of httpcore that connects only to addresses that the guard allows."""
-
-    network: ClassVar[str]
-    """The name of httpcore's backend that makes the connections."""
-
-    def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
-        self._httpcore = httpcore
-        self._network = getattr(httpcore, self.network)()
-        self.sleep = self._network.sleep
-        self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
-        self._names = names
-        self._gate = gate
-
-    @contextmanager
-    def _looking_up(self) -> Iterator[None]:
-        try:
-            yield
-        except AddressRefused:
-            raise
-        except OSError as error:
-            raise self._httpcore.ConnectError(str(error)) from error
-
-    def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Raise AddressRefused, since a unix socket is not the address of a site."""
-        raise AddressRefused
-
-    def _failure(self, host: str, attempts: Attempts) -> Exception:
-        return attempts.failure() or self._httpcore.ConnectError(f"{host} has no address")
-
-
-class _Backend(_Dialling):
-    """The asynchronous backend, for every event loop that anyio supports."""
-
-    network = "AnyIOBackend"
-
-    async def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, **options: Any
-    ) -> Any:
-        """Connect to the first allowed address that accepts the connection."""
-        began = time.monotonic()
-        with self._looking_up():
-            found = await self._names.addresses(self._gate, host, port)
-        attempts = Attempts(self._names, found, timeout, began)
-        for address, real, seconds in attempts:
-            try:
-                return await descriptors.with_descriptor(
-                    partial(self._network.connect_tcp, address, real, timeout=seconds, **options)
-                )
-            except self._failures as error:
-                attempts.failures.append(error)
-        raise self._failure(host, attempts)
-
-
-class _SyncBackend(_Dialling):
-    """The synchronous backend. Names are resolved in the gate's loop."""
-
-    network = "SyncBackend"
-
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, **options: Any
-    ) -> Any:
-        """Connect to the first allowed address that accepts the connection."""
-        began = time.monotonic()
-        with self._looking_up():
-            found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
-        attempts = Attempts(self._names, found, timeout, began)
-        for address, real, seconds in attempts:
-            try:
-                return descriptors.with_descriptor_sync(
-                    partial(self._network.connect_tcp, address, real, timeout=seconds, **options)
-                )
-            except self._failures as error:
-                attempts.failures.append(error)
-        raise self._failure(host, attempts)

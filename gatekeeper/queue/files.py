@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,23 @@ MAX_OBJECTS = 100_000
 _BATCH_ROWS = 500
 
 
+@contextlib.contextmanager
+def _told(name: str, remedy: str) -> Iterator[None]:
+    """Raise StorageError, with the remedy, for what goes wrong with a file."""
+    try:
+        yield
+    except (*schema.FAULTS, OSError, InvalidURL) as error:
+        text = f"{name} can't be used ({schema.told(error)}): {remedy}"
+        raise StorageError(text) from error
+
+
 class OverflowFile:
     """A scratch SQLite file with the URLs of origins that have too many for memory.
 
-    It is created empty on first use and deleted when closed. Writes are batched; reads use the
-    primary key and take some dozens of microseconds for a chunk. An operation that fails raises
-    StorageError, has changed nothing, and may be retried.
+    It is created empty on first use and deleted when closed; without a path, SQLite creates it in
+    the system's temporary folder, and the system deletes it with the process. Writes are batched;
+    reads use the primary key and take some dozens of microseconds for a chunk. An operation that
+    fails raises StorageError, has changed nothing, and may be retried.
 
     A payload of plain values is written as MessagePack and read back equal. Any other object
     stays in memory, `max_objects` at most: writing it would need pickle, and then anybody who
@@ -41,7 +51,6 @@ class OverflowFile:
     def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pending: list[tuple[int, float, int, str, bytes | None]] = []
         self._objects: dict[int, Any] = {}
         """Arrival number -> payload that can't be written to the file."""
@@ -50,14 +59,9 @@ class OverflowFile:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            if self._path is None:
-                self._folder = tempfile.TemporaryDirectory(
-                    prefix="gatekeeper-queue-", ignore_cleanup_errors=True
-                )
-                self._path = Path(self._folder.name) / "queue.sqlite"
-            connection = sqlite3.connect(self._path, isolation_level=None)
+            connection = sqlite3.connect(self._path or "", isolation_level=None)
             try:
-                _create_table(connection)
+                connection.executescript(_SCHEMA)
             except BaseException:
                 connection.close()
                 raise
@@ -67,16 +71,11 @@ class OverflowFile:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Provide the connection inside one transaction. Raises StorageError and rolls back."""
-        try:
-            with self._open() as connection:  # commits or rolls back
-                connection.execute("BEGIN")
-                yield connection
-        except (*schema.FAULTS, OSError) as error:
-            raise StorageError(
-                f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
-                f"({schema.told(error)}): make room there, or give PoliteQueue another `path`; no "
-                "URL is lost"
-            ) from error
+        name = f"the queue's scratch file {self._path or 'in the temporary folder'}"
+        remedy = "make room there, or give PoliteQueue another `path`; no URL is lost"
+        with _told(name, remedy), self._open() as connection:  # commits or rolls back
+            connection.execute("BEGIN")
+            yield connection
 
     def make_room(self, data: Any) -> None:
         """Prepare for one `add`: write pending rows if there are many, and check that the payload
@@ -135,11 +134,8 @@ class OverflowFile:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-                if self._folder is None and self._path is not None:
+                if self._path is not None:
                     Path(self._path).unlink(missing_ok=True)
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = self._path = None
 
 
 class KeptEntries:
@@ -166,15 +162,12 @@ class KeptEntries:
                 self._file.close()
                 raise
 
-    @contextlib.contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (*schema.FAULTS, OSError, InvalidURL) as error:
-            raise StorageError(
-                f"the kept queue {self._path} can't be used ({schema.told(error)}): only one "
-                "process at a time may use it; make room there, or give PoliteQueue another `keep`"
-            ) from error
+    def _translated_errors(self) -> contextlib.AbstractContextManager[None]:
+        return _told(
+            f"the kept queue {self._path}",
+            "only one process at a time may use it; make room there, or give PoliteQueue another "
+            "`keep`",
+        )
 
     def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
@@ -240,16 +233,13 @@ class KeptEntries:
             self._file.close()
 
 
-def _create_table(connection: sqlite3.Connection) -> None:
-    # After a crash the scratch file has no value, so nothing is synced. After a full disk it
-    # does, so a rollback journal is needed, in memory.
-    connection.execute("PRAGMA journal_mode = MEMORY")
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute("DROP TABLE IF EXISTS waiting")
-    connection.execute(
-        "CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,"
-        " PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID"
-    )
+# After a crash the scratch file has no value, so nothing is synced. After a full disk it does, so a
+# rollback journal is needed, in memory.
+_SCHEMA = """
+    PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; DROP TABLE IF EXISTS waiting;
+    CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,
+        PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID;
+"""
 
 
 _decode = msgspec.msgpack.Decoder().decode

@@ -363,10 +363,9 @@ class OriginQueues:
         """Make an origin ready to be tried. `announced`: the scheduler called back for it."""
         queued.state = QueueState.READY
         queued.announced = announced
-        held = queued.ready_lease  # An acquired lease expires: it goes before others of its rank.
-        rank = queued.backlog.rank() if held is None else held.entry[0]
-        order = next(self._order) - (0 if held is None else _BEFORE_ALL)
-        heapq.heappush(self._ready, (rank, order, queued))
+        # An acquired lease expires: it goes before others of its rank.
+        order = next(self._order) - (0 if queued.ready_lease is None else _BEFORE_ALL)
+        heapq.heappush(self._ready, (queued.rank(), order, queued))
         self._joiners.readied(queued)
 
     def raise_rank(self, queued: OriginQueue) -> None:
@@ -375,12 +374,11 @@ class OriginQueues:
 
     def next_ready(self) -> OriginQueue | None:
         """Take out the ready origin with the highest priority; None if none is ready."""
-        while self._ready:
-            queued = heapq.heappop(self._ready)[2]
-            if queued.state is QueueState.READY:
-                queued.state = QueueState.TRIED
-                return queued
-        return None
+        if not self.any_ready():
+            return None
+        queued = heapq.heappop(self._ready)[2]
+        queued.state = QueueState.TRIED
+        return queued
 
     def leases_wanted(self) -> Iterator[Choice | None]:
         """Return `lease_wanted` of each origin: a `get` needs one of these leases."""

@@ -126,8 +126,8 @@ class PoliteQueue:
     is called once with the decision about each URL that may not be fetched, which is then
     done; if it is asynchronous, it runs beside the gets. What it raises is raised by a `get`.
     A deferred origin is tried again at its `retry_at`; `on_deferred`, which must not raise, is
-    called with each such decision. `path` is the folder for the scratch file of long backlogs;
-    None: the system's temporary folder. Close the queue, or use it as an async context manager.
+    called with each such decision. `path` is the scratch file of long backlogs; None: one in the
+    system's temporary folder. Close the queue, or use it as an async context manager.
 
     The `data` given to `put` is returned as `lease.data` with its URL. If an origin has too many
     URLs for memory, plain values (None, bool, int, float, str, bytes, lists, and dicts with text
@@ -390,6 +390,17 @@ class PoliteQueue:
                 return self._taken(queued, entry, lease)
             if queued.state is QueueState.TRIED:
                 self._waits.missed(queued, entry)
+
+    async def wait_due(self) -> None:
+        """Return once `get_nowait` may find a URL: a host is due as far as is known.
+
+        For code that can't hold a lease until it is used. Call `get_nowait` next. Raises GateClosed
+        if the queue is closed.
+        """
+        while self._nothing_to_get():
+            await self._getters.wait()
+        if self._closed:
+            raise GateClosed(_CLOSED)
 
     def _nothing_to_get(self) -> bool:
         return not (self._callbacks.errors or self._closed or self._queues.any_ready())

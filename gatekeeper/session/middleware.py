@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import msgspec
@@ -59,8 +59,11 @@ class RequestDeadline(msgspec.Struct, eq=False):
     _hops_under_way: int = 0
     """Hops that were sent and whose connection is not free; more than one if the request is
     retried while the body of the first response is still being read."""
+    _task: asyncio.Task[object] | None = None
+    """The task that sends the latest hop, until its head has arrived."""
+    _cancelling_before: int = 0
     _deadline: Deadline | None = None
-    """Cancels the task that sends the latest hop."""
+    """Has cancelled that task. It is not made before, since few requests need it."""
     _response: Callable[[], ClientResponse | None] | None = None
     """Weak reference to the response whose body is read: a dropped one frees its connection."""
 
@@ -69,18 +72,17 @@ class RequestDeadline(msgspec.Struct, eq=False):
         seconds_left = self.seconds_left
         if seconds_left is None or task is None:
             return
-        timer = self.timer
-        self._deadline = Deadline(timer.clock, task)
+        self._task, self._cancelling_before = task, task.cancelling()
         self._hops_under_way += 1
-        if self._hops_under_way > 1:
-            return  # it is running already
-        timer.set(self, timer.clock.monotonic() + seconds_left)
+        if self._hops_under_way == 1:  # else it is running already
+            timer = self.timer
+            timer.set(self, timer.clock.monotonic() + seconds_left)
 
     def watch(self, response: ClientResponse) -> None:
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
         free."""
-        self._response = ref(response)
-        limit = self._deadline
+        self._response, self._task = ref(response), None
+        limit, self._deadline = self._deadline, None
         if limit is not None:
             limit.end()
             if limit.fired:  # the handler caught our cancellation and went on
@@ -110,8 +112,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
         A cancellation from elsewhere at the same moment is not swallowed.
         """
         self.stop()
-        ours = self._deadline is not None and self._deadline.end()
-        return ours and isinstance(error, asyncio.CancelledError)
+        limit, self._deadline = self._deadline, None
+        return limit is not None and limit.end() and isinstance(error, asyncio.CancelledError)
 
     def due(self, now: float) -> None:
         """Called by the timer when the time is over: end the hop, or the reading of its body."""
@@ -122,7 +124,9 @@ class RequestDeadline(msgspec.Struct, eq=False):
             if response is not None:
                 response.content.set_exception(TimeoutError())
                 response.close()
-        elif self._deadline is not None:
+        elif self._task is not None:
+            clock, before = self.timer.clock, self._cancelling_before
+            self._deadline = Deadline(clock, self._task, before)
             self._deadline.fire()
 
 
@@ -137,24 +141,13 @@ TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
 """Grants a lease for the URL to the task if that needs no waiting. None: wait for it instead."""
 
 
-class WaitForLease(Protocol):
-    """Waits for a lease."""
-
-    def __call__(
-        self, url: str, owner: asyncio.Task[object] | None, /, *, user_agent: str | None = None
-    ) -> Coroutine[Any, Any, HeldLease]:
-        """Wait for the URL's lease, for the task and the name (None: the gate's own).
-
-        Raises as entering `Gate.lease` does.
-        """
+NoteAnswer = Callable[[HeldLease, int, Mapping[str, str]], object]
+"""Takes note of a response's status and header fields."""
 
 
-def _take_nothing(_url: str, _owner: asyncio.Task[object] | None) -> None:
-    """Grant no lease without waiting: the default `take`, for a gate that has to be asked."""
-
-
-def _ignore_failure(_lease: HeldLease, _error: BaseException) -> None:
-    """Ignore a failed request: the default `unreached`."""
+WaitForLease = Callable[..., Coroutine[Any, Any, HeldLease]]
+"""Called as `wait(url, task, user_agent=...)`: waits for the URL's lease, for the task and the name
+(None: the gate's own). Raises as entering `Gate.lease` does."""
 
 
 def gate_middleware(gate: Gate) -> ClientMiddlewareType:
@@ -183,12 +176,12 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
 def gate_middleware_with(
     gate: Gate,
     wait: WaitForLease,
-    take: TakeLease = _take_nothing,
+    take: TakeLease | None = None,
     url_cache: UrlCache | None = None,
-    unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
+    unreached: Callable[[HeldLease, BaseException], object] | None = None,
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: RequestSigner | None = None,
-    answered: Callable[[HeldLease, int, Mapping[str, str]], object] | None = None,
+    answered: NoteAnswer | None = None,
 ) -> DeadlineMiddleware:
     """Make the middleware of `gate_middleware` for requests with deadlines of their own.
 
@@ -211,7 +204,7 @@ def gate_middleware_with(
         if lease is not None:
             if not (own_name and lease.user_agent is None):
                 await judge_adopted(lease, sent, gate, text)
-        elif agent is None:
+        elif agent is None and take is not None:
             lease = take(text, task)
         if lease is None:
             if limit is not None:
@@ -225,37 +218,20 @@ def gate_middleware_with(
                 limit.begin(task)
             send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
             response = await send(request)
-            _report_head(lease, response, answered)
+            redirected = _take_head(response, limit, lease, adopted, answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
             return await pass_gate(limit, request, handler)
         except BaseException as error:
-            unreached(lease, error)
+            if unreached is not None:
+                unreached(lease, error)
             if _report_failure(gate, error, lease, limit, started):
                 raise TimeoutError from None
             raise
-        redirected = response.status in REDIRECTS
-        _hold_until_free(response, limit, lease, in_block=adopted is not None and not redirected)
         if redirected:
             credentials.note(response)
         return response
 
     return pass_gate
-
-
-def _report_head(
-    lease: HeldLease,
-    response: ClientResponse,
-    answered: Callable[[HeldLease, int, Mapping[str, str]], object] | None,
-) -> None:
-    """Report the head of the response."""
-    headers = response.headers
-    if answered is not None:
-        answered(lease, response.status, headers)
-    lease.answered(
-        response.status,
-        retry_after=headers.get(RETRY_AFTER),
-        rate_limit=rate_limit_of(headers, _RATE_LIMIT),
-    )
 
 
 async def _send_while_held(
@@ -291,27 +267,41 @@ def _identify(
         signer.sign(request)
 
 
-def _hold_until_free(
-    response: ClientResponse, limit: RequestDeadline | None, lease: HeldLease, *, in_block: bool
-) -> None:
-    """Keep the deadline running and the lease open until the response's connection is free.
+def _take_head(
+    response: ClientResponse,
+    limit: RequestDeadline | None,
+    lease: HeldLease,
+    adopted: HeldLease | None,
+    noted: NoteAnswer | None,
+) -> bool:
+    """Report the head of a response. Keep the deadline running and the lease open until its
+    connection is free. Return True for a redirect.
 
-    `in_block`: the lease belongs to a block, which may be left later than that. For a redirect it
-    must be False: the next hop takes a lease of its own, which would wait for this one.
+    An adopted lease belongs to a block, which may be left later than that. It ends all the same at
+    a redirect: the next hop takes a lease of its own, which would wait for this one.
     """
+    status, headers = response.status, response.headers
+    if noted is not None:
+        noted(lease, status, headers)
+    limit_field = rate_limit_of(headers, _RATE_LIMIT)
+    lease.answered(status, retry_after=headers.get(RETRY_AFTER), rate_limit=limit_field)
     connection = response.connection
-    timed = None if connection is None or response.status == _SWITCHING_PROTOCOLS else limit
-    stop = None if timed is None else timed.stop
-    if lease.counts_bytes:
-        stop = counting_bytes(lease, response, stop)
-    if in_block:
-        lease.lasts_with(connection, stop)
-    else:
-        lease.ends_with(connection, stop)
-    if timed is not None:
-        timed.watch(response)  # last, as it may close the connection
-    elif limit is not None:
+    if limit is not None and (connection is None or status == _SWITCHING_PROTOCOLS):
         limit.stop()
+        limit = None
+    free = None if limit is None else limit.stop
+    if lease.counts_bytes:
+        free = counting_bytes(lease, response, free)
+    redirected = status in REDIRECTS
+    if adopted is not None and not redirected:
+        lease.lasts_with(connection, free)
+    elif connection is None and free is None:  # the whole body came with the head
+        lease.end()
+    else:
+        lease.ends_with(connection, free)
+    if limit is not None:
+        limit.watch(response)  # last, as it may close the connection
+    return redirected
 
 
 def counting_bytes(

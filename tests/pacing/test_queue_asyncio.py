@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 
 import pytest
@@ -74,6 +75,29 @@ async def test_get_nowait_gives_a_lease_that_needs_a_look_up_a_moment_later(
             pass
     assert got == {page("a", 0), page("b", 0)}
     await queue.join()
+
+
+async def test_wait_due_returns_when_get_nowait_is_worth_a_call_and_takes_nothing(
+    queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    waiting = asyncio.create_task(queue.wait_due())
+    await clock.elapse(1.0)
+    assert not waiting.done()
+    await queue.put(page("a", 0))
+    turn = None
+    while turn is None:
+        await asyncio.wait_for(queue.wait_due(), 30.0)
+        with contextlib.suppress(asyncio.QueueEmpty):
+            turn = queue.get_nowait()
+        await clock.elapse(0.5)
+    await waiting
+    assert (turn.url, queue.qsize()) == (page("a", 0), 0)
+    turn.done()
+    waiting = asyncio.create_task(queue.wait_due())
+    await clock.elapse(1.0)
+    await queue.close()
+    with pytest.raises(GateClosed):
+        await waiting
 
 
 async def test_get_nowait_calls_on_denied_for_denied_urls(
