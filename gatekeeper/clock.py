@@ -371,8 +371,7 @@ class Deadline:
     def __init__(
         self, clock: Clock, task: asyncio.Task[Any] | None, before: int | None = None
     ) -> None:
-        """`before`: how often the task was being cancelled; None: as often as now. Raises
-        RuntimeError without a task."""
+        """Raises RuntimeError without a task."""
         if task is None:
             raise RuntimeError("a deadline needs a running task")
         self._clock = clock
