@@ -214,7 +214,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
             assert clock.monotonic() == began
             looks = 0
             waits = gate.parts.waits
-            look_at = waits._note
+            look_at = waits.examine
 
             def counted(wait: Any, now: float) -> None:
                 nonlocal looks
@@ -222,7 +222,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
                 assert looks < 50
                 look_at(wait, now)
 
-            monkeypatch.setattr(waits, "_note", counted)
+            monkeypatch.setattr(waits, "examine", counted)
             await clock.elapse(20.5)
             assert task.done()
             await task

@@ -24,6 +24,7 @@ from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig, as_config
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
+from gatekeeper.split_dict import SplitDict
 
 
 class Kind(StrEnum):
@@ -294,7 +295,7 @@ class Guard:
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
-        self._verdicts: dict[str, Refusal | None] = {}
+        self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
         """Verdicts by origin. Each page is judged where it is asked for and where it is dialled."""
         self.adjust(as_config(config).guard)
 
@@ -336,7 +337,7 @@ class Guard:
             return self._report(Refusal(Kind.USERINFO, detail, USERINFO_NOTE))
         refusal: Refusal | None = self._verdicts.get(target.origin, _NOT_JUDGED)
         if refusal is _NOT_JUDGED:
-            urls.make_room(self._verdicts, MAX_CACHED_ORIGINS)
+            self._verdicts.make_room(MAX_CACHED_ORIGINS)
             refusal = self._verdicts[target.origin] = self._judge_origin(target)
         return self._report(refusal)
 

@@ -8,13 +8,11 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.errors import ConfigError, GateClosed
-
-if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate import Gatekeeper
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
