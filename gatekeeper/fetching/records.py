@@ -52,9 +52,10 @@ LARGE: Final = 65_536
 """Texts of so many octets are parsed, compressed and turned into policies in a thread."""
 _KEY_MASK: Final = (1 << 60) - 1
 """Mask of a text's key: integers up to this take the least memory per bit."""
-_WINDOW_BITS: Final = 13
-"""The window in which zlib looks for repetitions: clearing a larger one takes longer than
-compressing most files."""
+_WINDOW_BITS: Final = 12
+_MEMORY_LEVEL: Final = 5
+"""How far back zlib looks for repetitions, and how much it remembers of them: to clear more memory
+takes longer than compressing most files."""
 _MAX_PLAIN_OCTETS: Final = 2_048
 """A body of up to so many octets is not compressed at rest: that would take too long."""
 
@@ -121,7 +122,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def compress(self) -> None:
         """Compress the body, once."""
         if not self.compressed:
-            self.kept, self.compressed = zlib.compress(self.kept, 1, _WINDOW_BITS), True
+            packer = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS, _MEMORY_LEVEL)
+            self.kept, self.compressed = packer.compress(self.kept) + packer.flush(), True
 
     def body(self) -> bytes:
         """Return the octets as they were fetched."""
