@@ -188,10 +188,10 @@ class LongestMatch:
             path = rfc_path(path)
         if path == ROBOTS_TXT:
             return ROBOTS_FILE
-        if not self._prepared and len(path) <= self._max_quick and "%" not in path:
+        if len(path) <= self._max_quick and "%" not in path:
             if not path.startswith(self._allow_heads) and not self._meets_disallow(path):
-                return -1  # as for most paths: nothing has to be prepared
-            if not self._compared:  # for one path this is quicker than preparing
+                return -1  # as for most paths
+            if not (self._compared or self._prepared):  # for one path this is quicker than preparing
                 self._compared = True
                 found = self._matching(path)
                 return found[0][0] * 2 + (not found[0][2]) if found else -1
