@@ -167,15 +167,13 @@ class LongestMatch:
                 return self.longest(path) & 1 == 1
         if len(path) > self._max_quick:
             return None if len(path) > ALWAYS_SENDABLE_LENGTH else self.decide(path) & 1 == 1
-        if not self._meets_disallow(path):
+        if not path.startswith(self._denied) and not (self._quick and self._meets_pattern(path)):
             return True
         self._compared = True  # who asks for no rule asks often: the rules are prepared
         return path.startswith(self._deciding_heads) and self.decide(path) & 1 == 1
 
-    def _meets_disallow(self, path: str) -> bool:
-        """Return True if a Disallow matches the path, which is not longer than `_max_quick`."""
-        if path.startswith(self._denied):
-            return True
+    def _meets_pattern(self, path: str) -> bool:
+        """Return True if one of `_quick` matches a path of at most `_max_quick` octets."""
         for piece, pattern in self._quick:
             if piece in path and (not pattern or wild_match(pattern, path)):
                 return True
@@ -189,10 +187,11 @@ class LongestMatch:
         if path == ROBOTS_TXT:
             return ROBOTS_FILE
         if len(path) <= self._max_quick and "%" not in path:
-            if not path.startswith(self._allow_heads) and not self._meets_disallow(path):
+            free = not path.startswith(self._denied) and not path.startswith(self._allow_heads)
+            if free and not (self._quick and self._meets_pattern(path)):
                 return -1  # as for most paths
-            if not (self._compared or self._prepared):  # for one path this is quicker than preparing
-                self._compared = True
+            if not self._compared and not self._prepared:
+                self._compared = True  # for one path this is quicker than preparing
                 found = self._matching(path)
                 return found[0][0] * 2 + (not found[0][2]) if found else -1
         return self.longest(path)
