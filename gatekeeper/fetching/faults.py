@@ -105,11 +105,16 @@ class _Suspect(msgspec.Struct, eq=False):
     """The number of its site; see `LocalFaults._group_of_origin`."""
     recent: bool
     """It had answered recently when it failed."""
-    evidence: bool = False
-    """It failed as it would with a lost uplink; else it gave no answer for an unknown reason."""
+    evidence_at: float = -math.inf
+    """When it last failed as it would with a lost uplink; -inf: it only gave no answer, for an
+    unknown reason."""
     at: float = 0.0
     """When it last failed."""
     undo: list[Callable[[], object]] = []
+
+    def is_evidence(self, now: float) -> bool:
+        """Return True if it failed within the window as it would with a lost uplink."""
+        return now - self.evidence_at <= WINDOW_SECONDS
 
 
 class LocalFaults:
@@ -221,7 +226,8 @@ class LocalFaults:
         make_room(self._suspects, _MAX_ORIGINS)
         self._suspects[origin] = suspect
         suspect.at = now
-        suspect.evidence |= evidence
+        if evidence:
+            suspect.evidence_at = now
         if undo is not None and len(suspect.undo) < _MAX_UNDO:
             suspect.undo.append(undo)
         self.doubtful = True
@@ -306,17 +312,17 @@ class LocalFaults:
         if self._awaited:
             return False
         self._awaited = None
-        if len({one.group for one in recent if one.evidence}) >= MIN_RECENT_SITES:
+        if len({one.group for one in recent if one.is_evidence(now)}) >= MIN_RECENT_SITES:
             return self._begin(now)
         # The others were probed: something answered, or there was no evidence.
-        self._suspects = {name: one for name, one in self._suspects.items() if one.evidence}
+        self._suspects = {name: one for name, one in self._suspects.items() if one.is_evidence(now)}
         self._forget_old(now)
         return False
 
     def _witnesses(self, now: float) -> set[str]:
         """Return origins whose probes tell whether our network fails: those without an answer for
         an unknown reason, and a few others that answered recently."""
-        hints = [name for name, one in self._suspects.items() if one.recent and not one.evidence]
+        hints = [n for n, one in self._suspects.items() if one.recent and not one.is_evidence(now)]
         chosen = set(hints[-MIN_RECENT_SITES:])
         sites = {site_of(origin) for origin in self._suspects}
         others = 0
@@ -378,7 +384,7 @@ class LocalFaults:
 
     def _many_sites_fail(self, now: float) -> bool:
         """Return True if enough sites have failed within the window, and enough of those tried."""
-        failed = len({one.group for one in self._suspects.values() if one.evidence})
+        failed = len({one.group for one in self._suspects.values() if one.is_evidence(now)})
         if failed < MIN_FAILED_SITES:
             return False
         return failed >= MIN_FAILED_SHARE * (failed + self._answered_sites(now))

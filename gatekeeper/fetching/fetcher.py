@@ -138,6 +138,9 @@ class _Unpacking:
             out.append(piece)
             room -= len(piece)
             at += taken
+        # Not for each piece: a text may repeat itself at its start, and a chunk is short.
+        if self.produced > _MIN_BOMB_OCTETS and self.produced > _BOMB_RATIO * self._consumed:
+            raise BadEncoding(f"decompression bomb: {self.produced} octets from {self._consumed}")
         return b"".join(out)
 
     def _unpack(self, data: memoryview, room: int) -> tuple[bytes, int]:
@@ -157,8 +160,6 @@ class _Unpacking:
         taken = len(data) - len(rest)
         self._consumed += taken
         self.produced += len(piece)
-        if self.produced > _MIN_BOMB_OCTETS and self.produced > _BOMB_RATIO * self._consumed:
-            raise BadEncoding(f"decompression bomb: {self.produced} octets from {self._consumed}")
         if unpacker.eof:
             self.unpacker = None
         return piece, taken

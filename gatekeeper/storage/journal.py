@@ -321,9 +321,14 @@ else:
         # Not flock: on some systems, and NFS, it conflicts with the locks that SQLite takes.
         if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
             wanted = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _LOCKED_OFFSET, 1, 0)
-            fcntl.fcntl(fd, command, wanted)
-        else:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKED_OFFSET)
+            try:
+                fcntl.fcntl(fd, command, wanted)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a system that emulates Linux without these locks
+                    raise
+            else:
+                return
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKED_OFFSET)
 
 
 def _in_use_error(path: Path, process: str = "") -> StorageError:

@@ -397,6 +397,7 @@ class Writer:
         missed. It counts as repaired once an fsync of that has succeeded."""
         with self._condition:
             self._tend_at = time.monotonic() + REPAIR_SECONDS
+        self._sync()  # nobody syncs the generation once another one has replaced it
         try:
             with self._condition:
                 self._journal.begin()

@@ -309,6 +309,18 @@ def test_a_local_fault_undoes_failures_that_are_no_evidence() -> None:
     assert sorted(book.undone) == [origin(i) for i in range(MIN_RECENT_SITES)]
 
 
+def test_a_failure_outside_the_window_is_no_evidence_although_its_site_still_gives_no_answer() -> (
+    None
+):
+    book = Book()
+    book.faults.answered(origin("living"), 0.0)
+    for i in range(2 * MIN_FAILED_SITES):
+        now = 100.0 + i * 0.8 * WINDOW_SECONDS
+        for n in range(i):
+            book.faults.failed(origin(n), began=now - 1.0, now=now, evidence=False)
+        assert not book.fail(origin(i), began=now - 1.0, now=now)
+
+
 # -- during a fault
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 from typing import Any
 
@@ -135,6 +136,14 @@ def test_a_decompression_bomb_is_refused() -> None:
     bomb = gzip.compress(b"#" * 50_000_000)
     with pytest.raises(BadEncoding, match="bomb"):
         decoded("gzip", bomb, piece=1 << 16, room=512_001)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_text_that_repeats_itself_at_its_start_is_no_bomb(encoding: str) -> None:
+    rules = "".join(f"Disallow: /{random.Random(n).getrandbits(64):x}\n" for n in range(1_000))
+    text = b"User-agent: *\n" + b"\n" * 90_000 + rules.encode()
+    data = gzip.compress(text) if encoding == "gzip" else zlib.compress(text)
+    assert decoded(encoding, data, piece=1460, room=512_001) == text
 
 
 def test_octets_after_the_end_of_gzip_data_are_ignored() -> None:

@@ -410,6 +410,30 @@ async def test_while_the_journal_fails_promises_are_refused_and_accepted_afterwa
 
 
 @pytest.mark.usefixtures("soon")
+async def test_a_journal_is_synced_before_another_replaces_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SYNC_SECONDS", 3600.0)
+    async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
+        storage.promise(promised("before.example"))
+        synced: set[int] = set()
+        fsync = os.fsync
+
+        def noted(fd: int) -> None:
+            fsync(fd)
+            synced.add(os.fstat(fd).st_ino)
+
+        monkeypatch.setattr(os, "fsync", noted)
+        with monkeypatch.context() as disk:
+            BREAK["full"](disk, storage)
+            await in_trouble(storage)
+        await until(lambda: storage.failing is None)
+        files = list(path.parent.glob(f"{path.name}.promises-*"))
+        assert len(files) == 2
+        assert {file.stat().st_ino for file in files} <= synced
+
+
+@pytest.mark.usefixtures("soon")
 async def test_a_journal_whose_descriptor_was_closed_is_opened_again(path: Path) -> None:
     async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
         storage.promise(promised("before.example"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -46,8 +47,17 @@ def delete_lock(path: Path) -> None:
     path.with_name(f"{path.name}.lock").unlink()
 
 
+def refuse_command(*_: object) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
 @needs_locks
-async def test_a_second_process_is_refused_though_the_lock_file_is_gone(path: Path) -> None:
+@pytest.mark.parametrize("of_files", [True, False])
+async def test_a_second_process_is_refused_though_the_lock_file_is_gone(
+    path: Path, of_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not of_files:  # the system knows only the locks of processes
+        monkeypatch.setattr("fcntl.fcntl", refuse_command)
     async with SqliteStorage(path) as storage:
         delete_lock(path)
         assert "state.db: in use by another gatekeeper; stop that one" in second(path)
