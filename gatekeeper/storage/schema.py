@@ -598,9 +598,10 @@ MAX_DELETED = 1000
 """Old rows that one pass deletes from a table of up to 50,000 rows. From a larger table it deletes
 one row in fifty: with a fixed limit, a table to which many hosts are added would grow for ever."""
 
+# A damaged value may be a text, which is more than every number.
 _NEWEST = (
-    "SELECT max(coalesce((SELECT max(fetched_at) FROM origins), 0),"
-    " coalesce((SELECT max(next_at) FROM clocks), 0))"
+    "SELECT min(:now, max(coalesce((SELECT max(fetched_at) FROM origins), 0),"
+    " coalesce((SELECT max(next_at) FROM clocks), 0)))"
 )
 _IS_OWED = (
     "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
@@ -632,7 +633,7 @@ def delete_old(
     Must be called inside a transaction. Age is relative to the newest record: a wall clock set
     years ahead, with nothing fetched since, makes nothing old.
     """
-    now = min(now, connection.execute(_NEWEST).fetchone()[0])
+    now = connection.execute(_NEWEST, {"now": now}).fetchone()[0]
     connection.create_function("host_of", 1, host_of, deterministic=True)
     terms = {"now": now, "horizon": now - forget_after, "max_deleted": MAX_DELETED}
     connection.execute(_DELETE_STALE_CLOCKS, terms)

@@ -3,8 +3,10 @@ file and the remedy."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,22 @@ async def test_every_damage_raises_storage_error(
 
 
 REMEDIES = ("move it away", "move the file away", "give another path", "upgrade")
+
+
+@pytest.mark.parametrize("value", ["'a text'", "x'00'", "9e999"])
+@pytest.mark.parametrize("column", ["origins.fetched_at", "clocks.next_at"])
+async def test_a_damaged_moment_does_not_end_the_writer(
+    path: Path, made: Callable[..., Any], column: str, value: str
+) -> None:
+    await fill(path, made)
+    table, name = column.split(".")
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE {table} SET {name} = {value}")
+    async with SqliteStorage(path) as storage:
+        for n in range(2):  # old rows are deleted after the first
+            storage.promise(ClockRecord(scope=f"{n}.test", next_at=5.0))
+            await storage.flush()
+        assert storage.failing is None
 
 
 async def test_a_damaged_queue_file_raises_storage_error(tmp_path: Path) -> None:
