@@ -685,6 +685,7 @@ _OF_REMOVED_PROXY = frozenset(
     {"proxy_port", "proxy_connect", "proxy_tunnels", "proxy_idle", "proxy_tunnel_bytes"}
 )
 """Settings of `[server]` in version 0.9."""
+PROXY_REMOVED = "the sidecar has no proxy of its own any more; use `gatekeeper proxy`"
 
 
 def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
@@ -693,7 +694,7 @@ def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
     `fields` are the top-level fields, whose sections may have a setting of this name.
     """
     if name in _OF_REMOVED_PROXY:
-        return "the sidecar has no proxy of its own any more; use `gatekeeper proxy`"
+        return PROXY_REMOVED
     settings = [(one, top) for top, field in fields.items() for one in _settings_in(field)]
     if sections := [f"[{top}]" for one, top in settings if one == name]:
         return f"belongs in {' or '.join(sections)}"

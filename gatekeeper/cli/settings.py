@@ -17,6 +17,7 @@ from msgspec.structs import FieldInfo
 
 from gatekeeper import __version__
 from gatekeeper.config import (
+    PROXY_REMOVED,
     Config,
     GuardConfig,
     explain_value,
@@ -181,6 +182,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 
 def suggest(variable: str) -> str:
     """Return the end of a sentence about an unknown variable: the one that may be meant."""
+    if variable.startswith(f"{PREFIX}SERVER_PROXY_"):  # until version 0.9
+        return f": {PROXY_REMOVED}"
     every = "; `gatekeeper config show` lists all of them"
     return did_you_mean(variable, _variables(), otherwise=every, cutoff=0.8)
 

@@ -108,6 +108,7 @@ def test_a_wrong_variable_is_named(variable: str, text: str) -> None:
         ("GATEKEEPER_CACHE_MIN_TTL", "inf", "at most 316224000, not inf"),
         ("GATEKEEPER_FETCH_CONDITIONAL", "maybe", "true or false, not 'maybe'"),
         ("GATEKEEPER_SERVER_PRT", "80", "no such setting; did you mean GATEKEEPER_SERVER_PORT?"),
+        ("GATEKEEPER_SERVER_PROXY_PORT", "80", "no such setting: the sidecar has no proxy"),
         ("GATEKEEPER_GUARD_PORTS", "[80,", "a list of whole numbers from 1 to 65535, such as [80]"),
         ("GATEKEEPER_GUARD_ALLOW", "[80]", "a list of strings in quotes, such as"),
         ("GATEKEEPER_USER_AGENT", "", "'' contains no product token"),
