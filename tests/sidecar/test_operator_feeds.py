@@ -409,6 +409,9 @@ async def test_the_configuration_is_shown_with_its_sources_and_without_secrets(s
     assert settings["server.port"]["needs_restart"]
     assert not settings["server.max_leases"]["needs_restart"]
     assert masked({"url": "redis://u:p@h/0?password=x"}) == {"url": "redis://***@h/0?***"}
+    assert masked(" redis://u:p w@h/0") == " redis://***@h/0"
+    assert masked("see https://u:p@h/x?token=t, a@b.c") == "see https://***@h/x?*** a@b.c"
+    assert masked("bot/1 (+https://e.org/b; a@b.c)") == "bot/1 (+https://e.org/b; a@b.c)"
 
 
 async def test_a_past_version_has_its_text(

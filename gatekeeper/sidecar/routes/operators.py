@@ -478,7 +478,8 @@ def config_body(service: Service) -> ConfigBody:
     return ConfigBody(settings)
 
 
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_URL: Final = re.compile(r"\A[\w+.-]+://.*|\b\w+://\S+", re.DOTALL)
+"""A value that is a URL, whose password may hold anything, or a URL within a text."""
 
 
 def masked(value: Any) -> Any:
@@ -491,8 +492,10 @@ def masked(value: Any) -> Any:
         return {name: masked(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [masked(one) for one in value]
-    if isinstance(value, str) and _URL.match(value):
-        return urls.mask(value, query=False, limit=2000)
+    if isinstance(value, str):
+        start = len(value) - len(value.lstrip())
+        url = _URL.sub(lambda one: urls.mask(one[0], query=False, limit=2000), value[start:])
+        return value[:start] + url
     return value
 
 
