@@ -130,8 +130,13 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
 
 def _hint(unknown: list[str], args: argparse.Namespace) -> str:
     """Return a suggestion for the first unknown option; empty if no option is similar."""
+    from gatekeeper.config import PROXY_REMOVED  # noqa: PLC0415 - needed for mistakes only
+
+    option = unknown[0].partition("=")[0]
+    if (args.command, option) == ("serve", "--proxy"):  # until version 0.9
+        return f"; {PROXY_REMOVED}"
     options = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
-    return did_you_mean(unknown[0].partition("=")[0], options, otherwise="")
+    return did_you_mean(option, options, otherwise="")
 
 
 def _build() -> str:

@@ -71,6 +71,10 @@ def test_a_misspelt_option_is_refused_with_a_suggestion(capsys: Capture, command
     assert "unrecognized arguments: --confg=x --zzz; did you mean --config?" in said
 
 
+def test_the_option_of_the_removed_proxy_is_refused_with_its_remedy(capsys: Capture) -> None:
+    assert refused(capsys, "serve", "--proxy", "3128").endswith("; use `gatekeeper proxy`")
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [("fecth", "fetch"), ("chek", "check"), ("helthcheck", "healthcheck"), ("xyzzy", None)],
