@@ -26,7 +26,7 @@ __all__ = ["start"]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
-ROUNDS = 50 if LONG else 10
+ROUNDS = 50 if LONG else 6
 
 
 @pytest.fixture

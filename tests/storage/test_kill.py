@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.storage import SqliteStorage
+from tests.effort import LONG
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
-ROUNDS = 100
+ROUNDS = 100 if LONG else 25
 VICTIM = Path(__file__).with_name("victim.py")
 
 
