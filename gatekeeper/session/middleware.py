@@ -112,7 +112,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
         A cancellation from elsewhere at the same moment is not swallowed.
         """
         self.stop()
-        limit, self._deadline = self._deadline, None
+        # Another hop may still be under way: its end must not cancel this task any more.
+        limit, self._deadline, self._task = self._deadline, None, None
         return limit is not None and limit.end() and isinstance(error, asyncio.CancelledError)
 
     def due(self, now: float) -> None:

@@ -166,3 +166,14 @@ async def test_attempts_that_overlap_share_one_deadline() -> None:
     await clock.elapse(1.0)
     one.stop()
     assert (one.seconds_left, among.running) == (1.0, {})
+
+
+async def test_the_deadline_cancels_no_task_whose_attempt_has_failed() -> None:
+    clock = VirtualClock()
+    one = RequestDeadline(SharedTimer(clock), 5.0)
+    one.begin(asyncio.current_task())  # its body is still being read
+    one.begin(asyncio.current_task())
+    assert not one.ran_out(OSError())
+    await clock.elapse(10.0)  # raises CancelledError if the deadline cancels this task
+    await asyncio.sleep(0)
+    assert one.seconds_left == 0.0
