@@ -302,6 +302,7 @@ class PoliteMiddleware:
         crawl.stats.inc_value("gatekeeper/leases")
         request.meta.pop("download_latency", None)  # from an earlier attempt
         lease.claim(lease.url)  # from here on, a missing response counts against the host
+        self._delivered.discard(request)  # it may have been sent before
         hop = self._under_way[request] = hop_of(gate, lease, crawl.sent_by(request))
         if (task := asyncio.current_task()) is not None:
             task.add_done_callback(lambda _: self._task_done(request))

@@ -446,6 +446,44 @@ async def test_a_deferred_download_waits_no_longer_than_max_wait(
         assert gate.stats().pacing.in_flight == 0
 
 
+async def test_a_request_that_is_sent_again_keeps_its_lease_until_it_left_the_downloader(
+    virtual_internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scrapy import Request, signals
+    from scrapy.http import Response
+    from scrapy.utils.test import get_crawler
+
+    from gatekeeper.integrations.scrapy_requests import PoliteMiddleware, ScrapyCrawl
+
+    virtual_internet.site("a.test").robots("")
+    crawler = get_crawler(settings_dict={"TWISTED_REACTOR_ENABLED": False})
+    async with Gatekeeper(
+        AGENT,
+        config=settings(),
+        resolver=virtual_internet.resolver,
+        clock=virtual_internet.clock,
+    ) as gate:
+        crawl = ScrapyCrawl.of(crawler)
+        crawl.gate, crawl._opening = gate, asyncio.get_running_loop().create_future()
+        crawl._opening.set_result(gate)
+        monkeypatch.setattr(crawl, "is_wanted", lambda _: True)
+        middleware = PoliteMiddleware.from_crawler(crawler)
+        request = Request("http://a.test/file")
+
+        def leave() -> None:
+            crawler.signals.send_catch_log(signals.request_left_downloader, request=request)
+
+        await virtual_internet.drive(middleware.process_request(request))
+        leave()
+        middleware.process_response(request, Response(request.url))
+        again = asyncio.create_task(middleware.process_request(request))
+        await virtual_internet.drive(asyncio.wait([again]))
+        await virtual_internet.settle()
+        assert gate.stats().pacing.in_flight == 1  # its task is done, its download is not
+        middleware.process_response(request, Response(request.url))
+        assert gate.stats().pacing.in_flight == 0
+
+
 async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(
     internet: FakeInternet, scrapy: Scrapy
 ) -> None:
