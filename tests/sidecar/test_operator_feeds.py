@@ -285,12 +285,19 @@ async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
         assert (await read())[2]["url"] == f"https://a.test/{data['now']}"
 
 
+@pytest.mark.parametrize("number", ["5", "9" * 6_000], ids=["of another", "too long"])
 async def test_an_event_id_of_an_earlier_process_restarts_the_stream_and_says_so(
-    serve: Any,
+    serve: Any, number: str
 ) -> None:
     service = await serve()
+    prefix = "0ther"
+    if len(number) > 1:  # that of this process, which its first event tells
+        async with service.session.get(f"{service.base}/v1/events") as response:
+            await response.content.readline()
+            prefix = (await response.content.readline())[4:].partition(b"-")[0].decode()
+    last = f"{prefix}-{number}"
     async with service.session.get(
-        f"{service.base}/v1/events", headers={"Last-Event-ID": "0ther-5"}
+        f"{service.base}/v1/events", headers={"Last-Event-ID": last}
     ) as response:
         text = b""
         while b"\n\n" not in text:

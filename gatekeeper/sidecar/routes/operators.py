@@ -46,6 +46,8 @@ _NEARLY_OVER: Final = 0.1
 """Share of its time that a lease has left when it is nearly over."""
 _GOODBYE: Final = 1.0
 """Seconds that a stream has for its last event when its client is not permitted any more."""
+_MAX_DIGITS: Final = 20
+"""Digits of the number in the id of an event."""
 _PREFIX: Final = secrets.token_hex(4)
 """Precedes the number in the id of an event, so that ids of an earlier process are recognized."""
 
@@ -379,7 +381,9 @@ class _EventStream:
         self._sent_at = self._read_at = service.clock.monotonic()
         feed = service.operators.feed
         prefix, _, number = last.partition("-")
-        known = prefix == _PREFIX and number.isdecimal() and int(number) <= feed.count
+        # Python refuses to read a number of thousands of digits.
+        plain = len(number) <= _MAX_DIGITS and number.isdecimal()
+        known = prefix == _PREFIX and plain and int(number) <= feed.count
         self.restarted: bool = bool(last) and not known
         """True if the last event that the client has seen is of an earlier process."""
         self._cursor = int(number) if known else feed.count
