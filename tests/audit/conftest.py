@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -30,6 +31,12 @@ def config_of(folder: Path, **sections: dict[str, Any]) -> Config:
 
 def chains_of(folder: Path) -> dict[str, list[Line]]:
     """Return the lines of each chain in a folder, once they were verified."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a process compressed a segment meanwhile
+            return _read_chains(folder)
+
+
+def _read_chains(folder: Path) -> dict[str, list[Line]]:
     assert verify([folder], version=__version__).differences == []
     chains: dict[str, list[Line]] = {}
     for files in find_chains([folder]):

@@ -14,6 +14,7 @@ from gatekeeper.config import StorageConfig
 from gatekeeper.storage import (
     ClockRecord,
     MemoryStorage,
+    OriginRecord,
     SqliteStorage,
     Storage,
     base,
@@ -107,7 +108,8 @@ async def test_the_latest_record_wins(storage: Storage, made: Any) -> None:
 
 
 async def test_a_body_without_a_hash_gets_one(storage: Storage, made: Any) -> None:
-    storage.put_origin(msgspec.structs.replace(made(text=b"text"), body_hash=None))
+    fields = msgspec.structs.asdict(made(text=b"text")) | {"body_hash": None}
+    storage.put_origin(OriginRecord(**fields))
     found = await storage.load_origin(ORIGIN)
     assert found is not None
     assert found.body_hash == pack_body(b"text")[1]
