@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ _NAME = re.compile(
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-as_json = msgspec.json.Encoder().encode
+as_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError)
 """What `as_json` raises for values that JSON can't hold: see `encode`."""
 

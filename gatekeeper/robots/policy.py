@@ -412,7 +412,7 @@ def _allows(readings: tuple[RuleSet, ...], path: str, origin: str) -> bool:
 _DIALECTS = ("auto", *Dialect)
 
 
-class RobotsTxt(DecodedText, frozen=True):
+class RobotsTxt(DecodedText):  # type: ignore[misc, unused-ignore] # frozen, as its base
     """A parsed robots.txt. Immutable, hashable by content, picklable, and safe to share between
     threads.
 

@@ -326,13 +326,16 @@ class Pending(WriteBatch):
         """Set or delete (None) a scope's clock. Return the number of this change among all
         changes of clocks."""
         self.clocks[scope] = record
-        self.sequence += 1
-        return self.sequence
+        sequence = self.sequence + 1
+        self.sequence: int = sequence
+        return sequence
 
     def drain(self) -> WriteBatch:
         """Remove all records and return them as a batch."""
         batch = WriteBatch(self.origins, self.clocks, self.sequence)
-        self.origins, self.clocks, self._bytes = {}, {}, 0
+        self.origins: dict[str, list[OriginRecord]] = {}
+        self.clocks: dict[str, ClockRecord | None] = {}
+        self._bytes = 0
         return batch
 
     def put_back(self, batch: WriteBatch) -> None:

@@ -14,6 +14,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
+from typing import Protocol
 
 import msgspec
 
@@ -29,6 +30,17 @@ from gatekeeper.testing.virtual_clock import VirtualClock
 
 TOLERANCE = 1e-6
 """Seconds allowed for rounding errors in sums of floats."""
+
+
+class Experience(Protocol):
+    """What one scope sees of its visitor: an `Account`, or a simulated host that is its own."""
+
+    interval: float
+    limit: int
+    basis: float
+    blocked_until: float
+    in_flight: int
+    unheaded: int
 
 
 class Account(msgspec.Struct, eq=False):
@@ -57,9 +69,9 @@ class Judge:
 
     def __init__(self) -> None:
         self.violations: Counter[str] = Counter()
-        self._days: dict[_Visited, tuple[float, int]] = {}
+        self._days: dict[Experience, tuple[float, int]] = {}
 
-    def start(self, account: _Visited, now: float) -> None:
+    def start(self, account: Experience, now: float) -> None:
         """Note that a request starts."""
         if now < account.basis + account.interval - TOLERANCE:
             self.violations["early"] += 1
@@ -76,13 +88,13 @@ class Judge:
         else:
             account.in_flight = account.unheaded = 1
 
-    def head(self, account: _Visited, now: float) -> None:
+    def head(self, account: Experience, now: float) -> None:
         """Note that a response started, or that the request failed."""
         account.unheaded -= 1
         if now > account.basis:  # noqa: PLR1730 - no call here
             account.basis = now
 
-    def end(self, account: _Visited, now: float, headed: bool = True) -> None:
+    def end(self, account: Experience, now: float, headed: bool = True) -> None:
         """Note that a request ended. `headed`: `head` was called for it before."""
         account.in_flight -= 1
         if not headed:
@@ -90,7 +102,7 @@ class Judge:
             if now > account.basis:  # noqa: PLR1730 - no call here
                 account.basis = now
 
-    def withdrawn(self, account: _Visited) -> None:
+    def withdrawn(self, account: Experience) -> None:
         """Note that a request was never sent: the slot is free, the clock stays."""
         account.in_flight -= 1
         account.unheaded -= 1
@@ -98,7 +110,7 @@ class Judge:
             began, pages = self._days[account]
             self._days[account] = began, pages - 1
 
-    def page(self, account: _Visited, now: float, most: int) -> None:
+    def page(self, account: Experience, now: float, most: int) -> None:
         """Note that a page was requested from a scope that allows `most` pages a day."""
         began, pages = self._days.get(account, (-INF, 0))
         began, pages = (now, 1) if now >= began + DAY - TOLERANCE else (began, pages + 1)
@@ -106,7 +118,7 @@ class Judge:
         if pages > most:
             self.violations["budget"] += 1
 
-    def block(self, account: _Visited, until: float) -> None:
+    def block(self, account: Experience, until: float) -> None:
         """Note that the scope allows no request before `until`."""
         account.blocked_until = max(account.blocked_until, until)
 
@@ -213,8 +225,6 @@ class _Site(Waiter):
         raise AssertionError
 
 
-_Visited = Account | _Site
-"""What a scope sees of its visitor: an account, or a simulated host that is its own."""
 _UnderWay = tuple[float, Grant, _Site]
 """A request in flight, with the time of its head or end."""
 
@@ -229,7 +239,7 @@ class _Simulation:
         self.engine = Engine(self.clock, self.memory, random.Random(seed + 1))
         self.engine.open()
         self.judge = Judge()
-        self.accounts: dict[Scope, _Visited] = {}
+        self.accounts: dict[Scope, Experience] = {}
         """Accounts of the scopes that several hosts share."""
         # Requests of one speed start and end in the order of their starts, so queues suffice.
         self.heads: list[deque[_UnderWay] | None] = [
