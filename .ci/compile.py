@@ -28,7 +28,8 @@ class CompileHook(BuildHookInterface):
 
     def dependencies(self) -> list[str]:
         """What compiling takes, in the environment that builds."""
-        return ["mypy[mypyc]>=1.14", "setuptools"] if self._wanted() else []
+        # mypyc must see that msgspec's classes have a metaclass: it compiles no such class.
+        return ["mypy[mypyc]>=1.14", "msgspec>=0.20", "setuptools"] if self._wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and put what came of it beside the modules."""
