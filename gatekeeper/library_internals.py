@@ -30,6 +30,8 @@ connect_through      httpx sends over a pool whose             ConfigError
                      addresses the guard judges
 is_scrapy_closing    a stopped crawl waits for no lease        it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its host is due    up to 5 s later, by its heartbeat
+send_once_by_scrapy  each request of Scrapy has a lease        Twisted repeats a GET without one if a
+                                                               kept connection broke
 bounded_parser       bounds the memory of a store's reply      no bound
 ===================  ========================================  =====================================
 """
@@ -389,6 +391,17 @@ def wake_scrapy(engine: object) -> None:
     nextcall = getattr(getattr(engine, "_slot", None), "nextcall", None)
     if nextcall is not None:
         nextcall.schedule()
+
+
+def send_once_by_scrapy(crawler: Any) -> None:
+    """Let Twisted send each request of a crawl once. It would repeat a GET immediately, without a
+    lease, if a kept connection broke before the response; Scrapy's own retries take leases."""
+    downloader = getattr(crawler.engine, "downloader", None)
+    handlers = getattr(getattr(downloader, "handlers", None), "_handlers", {})
+    for handler in handlers.values():
+        pool = getattr(handler, "_pool", None)
+        if hasattr(pool, "retryAutomatically"):
+            pool.retryAutomatically = False
 
 
 # --- redis-py -------------------------------------------------------------------------------

@@ -23,12 +23,11 @@ from gatekeeper.urls import url_of
 
 # The references are weak: each task, timer and connection keeps the context in which it was made,
 # and a lease leads to its gate.
-OpenLeases = tuple[ref[Any], ...]
-open_leases: ContextVar[OpenLeases] = ContextVar("gatekeeper_open_leases", default=())
+open_leases: ContextVar[tuple[ref[Any], ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
 
 
-held_leases: ContextVar[OpenLeases] = ContextVar("gatekeeper_held_leases", default=())
+held_leases: ContextVar[tuple[ref[Any], ...]] = ContextVar("gatekeeper_held_leases", default=())
 """The leases without a block that belong to tasks of this context, oldest first."""
 
 
@@ -61,10 +60,9 @@ def inherited(task: asyncio.Task[object] | None) -> list[Any]:
     return [one for one in found if one and one.owner and one.owner is not task and not one.ended]
 
 
-def adopt(url: str, among: OpenLeases | None = None) -> HeldLease | None:
-    """Claim and return the open lease of this context for the URL, or the one `among` the leases
-    of another context. None if there is none."""
-    for one in reversed(open_leases.get() if among is None else among):
+def adopt(url: str) -> HeldLease | None:
+    """Claim and return the open lease of this context for the URL. None if there is none."""
+    for one in reversed(open_leases.get()):
         lease: HeldLease | None = one()
         if lease is not None and lease.claim(url):
             return lease

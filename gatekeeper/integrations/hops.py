@@ -39,12 +39,10 @@ from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.gate.lease_base import (
-    OpenLeases,
     adopt,
     enter_detached,
     judge_adopted,
     note_fields,
-    open_leases,
     other_agent,
     refuse_page,
     unnamed,
@@ -239,17 +237,17 @@ async def begin(
     max_wait: float | None = None,
     *,
     guard: GuardedNames | None = None,
-    leases: OpenLeases | None = None,
+    adopting: Callable[[str], HeldLease | None] = adopt,
 ) -> Hop:
     """Decide a request and acquire its lease. `sent`: its User-Agent, if it has one. `max_wait`:
     maximum number of seconds to wait for a lease; None: no limit. `guard` judges the URL first.
 
-    Uses a lease that is open in this context for this URL (of `leases`, if they are given), or one
-    that was handed out for it. Raises the errors of `gate.lease` and of `GuardedNames.refuse_url`.
+    Uses a lease that is open in this context for this URL, or one that was handed out for it.
+    Raises the errors of `gate.lease` and of `GuardedNames.refuse_url`.
     """
     if guard is not None:
         guard.refuse_url(gate, url, sent)
-    lease = adopt(url, leases)
+    lease = adopting(url)
     adopted = lease is not None
     if lease is not None:
         await _end_if_denied(lease, judge_adopted(lease, sent, gate, url))
@@ -283,8 +281,9 @@ def begin_sync(
     max_wait: float | None,
     guard: GuardedNames | None,
 ) -> Hop:
-    """`begin` for threads: in the loop of the gate, with the leases that this thread has open."""
-    options: Any = {"guard": guard, "leases": open_leases.get()}
+    """`begin` for threads: in the loop of the gate, with a lease that this thread has open."""
+    held = adopt(url)  # not in the loop: a lease of another gate would make it wait for that one's
+    options: Any = {"guard": guard, "adopting": lambda _: held}
     hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
     lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
     return replace(hop, lease=lease, call=gate.post, call_later=gate.post)

@@ -40,7 +40,7 @@ from gatekeeper.gate.lease_base import note_fields, other_agent, unnamed
 from gatekeeper.gate.protocols import HeldLease
 from gatekeeper.integrations.hops import GuardedNames, Hop, HopErrors, by_system, decide, hop_of
 from gatekeeper.integrations.queue_refusals import MAX_WAIT, RefusedLease
-from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
+from gatekeeper.library_internals import is_scrapy_closing, send_once_by_scrapy, wake_scrapy
 from gatekeeper.page_rules import html_in, page_signals
 from gatekeeper.queue.polite import Turn
 from gatekeeper.robots import product_token
@@ -124,6 +124,8 @@ class ScrapyCrawl:
                 _log.warning("USER_AGENT is Scrapy's own: say who you are, so that sites can tell")
             gate = Gatekeeper(agent, config=self._config())
         self.gate = await gate.__aenter__()
+        if crawler is not None:
+            send_once_by_scrapy(crawler)
         if isinstance(gate, Gatekeeper):
             gate.parts.listeners.append(self._retrieved)
         return gate

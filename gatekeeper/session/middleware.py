@@ -106,8 +106,9 @@ class RequestDeadline(msgspec.Struct, eq=False):
         if timer.drop(self):
             self.seconds_left = self.ends - timer.clock.monotonic()
 
-    def ran_out(self, error: BaseException) -> bool:
-        """End a hop that failed with the error. Return True if the deadline caused the error.
+    def ran_out(self, error: BaseException | None = None) -> bool:
+        """End a hop without a body, or one that failed with the error. Return True if the deadline
+        caused the error.
 
         A cancellation from elsewhere at the same moment is not swallowed.
         """
@@ -117,15 +118,14 @@ class RequestDeadline(msgspec.Struct, eq=False):
         return limit is not None and limit.end() and isinstance(error, asyncio.CancelledError)
 
     def due(self, now: float) -> None:
-        """Called by the timer when the time is over: end the hop, or the reading of its body."""
+        """Called by the timer when the time is over: end the hop, and the reading of a body."""
         self.timer.drop(self)
         self.seconds_left = 0.0
-        if self._response is not None:
-            response = self._response()
-            if response is not None:
-                response.content.set_exception(TimeoutError())
-                response.close()
-        elif self._task is not None:
+        response = None if self._response is None else self._response()
+        if response is not None:
+            response.content.set_exception(TimeoutError())
+            response.close()
+        if self._task is not None:
             clock, before = self.timer.clock, self._cancelling_before
             self._deadline = Deadline(clock, self._task, before)
             self._deadline.fire()
@@ -288,7 +288,7 @@ def _take_head(
     lease.answered(status, retry_after=headers.get(RETRY_AFTER), rate_limit=limit_field)
     connection = response.connection
     if limit is not None and (connection is None or status == _SWITCHING_PROTOCOLS):
-        limit.stop()
+        limit.ran_out()
         limit = None
     free = None if limit is None else limit.stop
     if lease.counts_bytes:

@@ -315,7 +315,7 @@ def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
     stars = (each.line for each in groups if "*" in each.agents and any(map(_denies, each.rules)))
     star_line = next(stars, 0)
     for group in groups:
-        for agent in {agent.lower() for agent in group.agents if agent}:
+        for agent in dict.fromkeys(agent.lower() for agent in group.agents if agent):
             first = seen.setdefault(agent, group.line)
             if first == group.line:
                 continue

@@ -7,6 +7,7 @@ import copy
 import gc
 import importlib
 import pickle
+import threading
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ from gatekeeper.config import IdentityConfig
 from gatekeeper.fetching.faults import MIN_FAILED_SITES
 from gatekeeper.integrations import hops
 from gatekeeper.signing import PublicKey, new_key
+from gatekeeper.sync import SyncLease
 from tests.conformance.ways import AGENT, decided, settings
 from tests.internet import FakeInternet, Hold, Page, Raw
 from tests.internet.certs import server_context
@@ -134,6 +136,31 @@ def polite_requests(gate: SyncGatekeeper, **options: Any) -> Any:
     for scheme in ("http://", "https://"):
         session.mount(scheme, PoliteAdapter(gate, **options))
     return session
+
+
+async def test_a_gate_never_waits_in_its_loop_for_the_lease_of_another_one(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them would wait for each other for ever."""
+    site = internet.site("a.test").robots("").page("/x", "mine")
+    threads: set[threading.Thread] = set()
+    claim = SyncLease.claim
+
+    def noted(lease: SyncLease, url: str) -> bool:
+        threads.add(threading.current_thread())
+        return claim(lease, url)
+
+    monkeypatch.setattr(SyncLease, "claim", noted)
+
+    def crawl() -> bool:
+        one = SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver)
+        other = SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver)
+        with one, other, polite_requests(other) as session, one.lease("http://a.test/x"):
+            assert session.get("http://a.test/x").text == "mine"
+        return threads == {threading.current_thread()}
+
+    assert await asyncio.to_thread(crawl)
+    assert site.paths == ["/robots.txt", "/x"]
 
 
 async def test_each_retry_of_urllib3_takes_a_lease(internet: FakeInternet) -> None:

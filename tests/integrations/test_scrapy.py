@@ -543,6 +543,22 @@ async def test_a_retried_request_takes_another_lease(internet: FakeInternet) -> 
     assert min(site.gaps()) >= 0.2
 
 
+async def test_a_request_over_a_kept_connection_that_breaks_is_sent_once(
+    internet: FakeInternet,
+) -> None:
+    site = internet.site("a.test").robots("").page("/", "hello").on("/broken", Reset())
+    rig = Rig(internet, settings(), None)
+    await rig.start()
+    try:
+        await rig.tell_names()
+        await rig.crawl.call("get", "http://a.test/", {}, {})
+        with pytest.raises(WorkerFailed):
+            await rig.crawl.call("get", "http://a.test/broken", {}, {})
+    finally:
+        await rig.stop()
+    assert site.paths == ["/robots.txt", "/", "/broken"]
+
+
 async def test_a_response_cut_off_by_scrapy_is_no_failure_of_its_host(
     internet: FakeInternet,
 ) -> None:

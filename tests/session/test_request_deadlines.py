@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -20,9 +21,14 @@ FIVE = aiohttp.ClientTimeout(total=5)
 
 
 @asynccontextmanager
-async def polite(net: FakeInternet, **arguments: object) -> AsyncIterator[aiohttp.ClientSession]:
+async def polite(
+    net: FakeInternet, concurrency: int = 1, **arguments: object
+) -> AsyncIterator[aiohttp.ClientSession]:
     config = Config.from_dict(
-        {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
+        {
+            "guard": {"allow": ["127.0.0.0/8", "*.test"]},
+            "pacing": {"default_interval": 0.0, "concurrency": concurrency},
+        }
     )
     async with polite_session(
         user_agent="testbot/1.0",
@@ -177,3 +183,33 @@ async def test_the_deadline_cancels_no_task_whose_attempt_has_failed() -> None:
     await clock.elapse(10.0)  # raises CancelledError if the deadline cancels this task
     await asyncio.sleep(0)
     assert one.seconds_left == 0.0
+
+
+@pytest.mark.parametrize(
+    ("second", "ends"), [(Page("", 204), 20.0), (NeverAnswer(), 5.0), (Stall("begun"), 5.0)]
+)
+async def test_an_unread_first_attempt_leaves_the_deadline_to_the_second(
+    virtual_internet: FakeInternet, second: object, ends: float
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots("").on("/", Stall("begun")).on("/again", second)
+    kept: list[aiohttp.ClientResponse] = []
+
+    async def attempts(
+        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        kept.append(await handler(request))
+        request.url = request.url.with_path("/again")
+        return await handler(request)
+
+    async def crawl() -> None:
+        async with (
+            polite(net, 2, timeout=FIVE, middlewares=(attempts,)) as session,
+            session.get("http://a.test/") as response,
+        ):
+            await response.read()
+            await net.clock.sleep(20.0)  # the request is over: nothing may cancel what follows
+
+    with contextlib.suppress(TimeoutError):
+        await net.drive(crawl())
+    assert ends <= net.clock.monotonic() < ends + 1.0

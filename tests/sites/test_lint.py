@@ -549,3 +549,10 @@ def test_every_finding_is_in_the_table_and_in_the_file(text: str, dialect: str) 
 def test_a_stretch_without_a_record_is_no_group(dialect: str) -> None:
     assert RobotsTxt.parse("User-agent\n\nnonsense\n", dialect=dialect).groups == ()
     assert told("User-agent\n", dialect) == [(0, "empty"), (1, "no-colon")]
+
+
+def test_findings_about_the_agents_of_a_group_are_in_the_order_of_the_file() -> None:
+    group = "".join(f"User-agent: bot{letter}\n" for letter in "hgfedcba") + "Disallow: /\n"
+    messages = [one.message for one in RobotsTxt.parse(f"{group}\n{group}").findings]
+    repeated = re.findall(r"'bot(.)' in line 1", "".join(messages))
+    assert repeated == list("hgfedcba")
