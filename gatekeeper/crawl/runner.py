@@ -251,6 +251,9 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
     if job.warc is not None:
         if job.warc.is_dir():
             raise ConfigError(f"--warc {job.warc}: is a directory; name a file in it")
+        # The file and the manifest have the path, in UTF-8.
+        if any("\ud800" <= one <= "\udfff" for one in f"{job.archive}{job.warc.name}"):
+            raise ConfigError(f"--warc {job.warc}: the path is not UTF-8; give another")
         _make_folder("--warc", job.warc, job.warc.parent)
         own = job.output is not None and job.warc.parent.samefile(job.output)
         if own and job.warc.name.startswith((MANIFEST, STATE)):
