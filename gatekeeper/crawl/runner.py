@@ -359,7 +359,8 @@ class _ShownCrawl(Crawl):
                 written_at = now
             elif (waited := now - written_at) >= min(max_wait, DISK_WAIT):
                 path = str(gate.config.storage.path)
-                problem = problem if path in problem else f"{path}: {problem}"
+                if getattr(gate.parts.storage, "failing", None) and path not in problem:
+                    problem = f"{path}: {problem}"  # else it is the audit record that is meant
                 raise StorageError(
                     f"{problem}: for {waited:.0f} s no clock of a host could be stored, and "
                     "nothing is requested without; make room there, and run the command again to "
