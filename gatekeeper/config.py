@@ -403,6 +403,10 @@ class Config(_Section, frozen=True):
             config = msgspec.convert(raw, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(first_mistake(cls, raw) or str(error)) from error
+        for name, value in values_of(config):
+            texts = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(one, str) and "\0" in one for one in texts):
+                raise ConfigError(f"{name}: has a NUL character, which no system accepts")
         for rule in config.host:
             try:
                 match_named(rule.match)

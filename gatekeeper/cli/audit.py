@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "more",
         nargs="*",
+        default=(),
         metavar="DIR|WHAT",
         help="verify, report: the folders of a fleet's other members; show: a URL, a host, or the "
         "id of a lease or a decision; erase: a host",

@@ -10,6 +10,7 @@ import http.client
 import ipaddress
 import socket
 import ssl
+from contextlib import closing
 from pathlib import Path
 
 from gatekeeper.cli import CommandParser, integer, load
@@ -83,17 +84,15 @@ def get_from(
     With `certified` the server must present the configured certificate; required with a `token`.
     """
     headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    connection = _connection_to(server, certified=certified)
     try:
-        if server.socket is not None:
-            connection.sock.connect(server.socket)
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except http.client.HTTPException as error:
+        with closing(_connection_to(server, certified=certified)) as connection:
+            if server.socket is not None:
+                connection.sock.connect(server.socket)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: no name of a host
         raise OSError(str(error) or type(error).__name__) from error
-    finally:
-        connection.close()
 
 
 def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTPConnection:

@@ -213,8 +213,8 @@ def _parse_variable(text: str, name: str, variable: str) -> object:
     A list is separated by commas, or written as in JSON.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    with suppress(msgspec.DecodeError):
-        # A host such as `[::1]` is not JSON, and stays text.
+    with suppress(msgspec.DecodeError, UnicodeError):
+        # A host such as `[::1]` is not JSON, and stays text. So does what is not UTF-8.
         parts = msgspec.json.decode(text, type=list[Any])
     section, _, inner = name.rpartition(".")
     kinds = {one.name: one.type for one in msgspec.structs.fields(_struct(section))}

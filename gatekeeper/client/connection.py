@@ -305,6 +305,7 @@ def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
         return "http://localhost", text
     try:
         url = url_of(text)
+        (url.host or "").encode("idna")  # as for its look-up, which can't refuse a..b in words
     except ValueError:
         raise errors.ConfigError(f"the sidecar's address can't be read; {_ADDRESS_FORMS}") from None
     if url.scheme not in ("http", "https") or not url.host:

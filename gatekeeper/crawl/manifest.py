@@ -74,7 +74,7 @@ class Folder:
             for directory in directories:
                 if (path := self.path / directory).is_symlink():
                     raise _symlink_error(path) from error
-            raise StorageError(f"{self.path / directories[-1]}: {error.strerror}") from error
+            raise not_stored(self.path / directories[-1], error) from error
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -108,11 +108,19 @@ def create_file(directory: _Directory, name: str) -> int:
         return os.open(directory[0] + name, _CREATE, 0o644, dir_fd=directory[1])
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data, usually in one call."""
-    written = os.write(descriptor, data)
-    while written < len(data):
-        written += os.write(descriptor, memoryview(data)[written:])
+def not_stored(path: Path | str, error: OSError) -> StorageError:
+    """Return the error that ends a crawl which can't write to a path."""
+    return StorageError(f"{path}: {error.strerror}; run the command again to resume")
+
+
+def _write_all(path: Path, descriptor: int, data: bytes) -> None:
+    """Write all of the data, usually in one call. Raises StorageError, which names the path."""
+    try:
+        written = os.write(descriptor, data)
+        while written < len(data):
+            written += os.write(descriptor, memoryview(data)[written:])
+    except OSError as error:
+        raise not_stored(path, error) from error
 
 
 def refuse_links(folder: Path, *names: str) -> None:
@@ -276,7 +284,7 @@ class Manifest:
         """Note, before the first request of a URL, that it is tried."""
         key = digest(url)
         if key not in self._tried:
-            _write_all(self._tried_file, key)
+            _write_all(self.path, self._tried_file, key)
 
     def tried(self, url: str) -> bool:
         """Return True if an earlier run requested the URL, and it has no final result."""
@@ -292,7 +300,7 @@ class Manifest:
         if not os.fstat(self._file).st_nlink:
             raise StorageError(f"{self.path}: was removed during the crawl; run it again")
         if self._kinds.get(digest(entry.url)) != entry.kind:
-            _write_all(self._file, _encode(entry) + b"\n")
+            _write_all(self.path, self._file, _encode(entry) + b"\n")
             self._remember(entry)
 
     def _remember(self, entry: Entry) -> None:

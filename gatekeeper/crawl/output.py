@@ -5,7 +5,6 @@ WARC: ISO 28500, "WARC file format" 1.1, with one gzip member per record (its an
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import io
@@ -13,7 +12,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
@@ -23,7 +22,7 @@ from aiohttp.connector import Connection
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
-from gatekeeper.crawl.manifest import Folder, WarcPlace
+from gatekeeper.crawl.manifest import Folder, WarcPlace, not_stored
 from gatekeeper.decision import Decision, State
 from gatekeeper.descriptors import is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
@@ -149,10 +148,10 @@ class Body:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # the body is discarded anyway
+            with suppress(OSError):  # the body is discarded anyway
                 self._file.close()
             if self._folder is not None:
-                with contextlib.suppress(StorageError):  # the next try for the URL replaces it
+                with suppress(StorageError):  # the next try for the URL replaces it
                     self._folder.remove(_PARTS, self._name)
 
     @property
@@ -203,7 +202,7 @@ class Body:
             yield
         except OSError as error:
             where = "temporary file" if self._folder is None else self._folder.path / _PARTS
-            raise StorageError(f"{where}: {error.strerror}") from error
+            raise not_stored(where, error) from error
 
     def open(self) -> IO[bytes]:
         """Return the bytes received, as a file at its beginning."""
@@ -442,7 +441,8 @@ class Warc:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # every whole record was flushed
+            self._file.close()
 
     def _checked_end(self, file: IO[bytes], last: WarcPlace | None) -> int:
         """Return the end of the last complete record. Raises ConfigError for an unusable file."""
@@ -488,9 +488,12 @@ class Warc:
         try:
             yield
             self._file.flush()
-        except BaseException:
-            self._file.truncate(offset)
-            self._file.seek(offset)
+        except BaseException as error:
+            with suppress(OSError):  # on a full disk: then the next run cuts the record off
+                self._file.truncate(offset)
+                self._file.seek(offset)
+            if isinstance(error, OSError):
+                raise not_stored(self._path, error) from error
             raise
 
     def write(

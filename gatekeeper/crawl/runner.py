@@ -251,6 +251,9 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
     if job.warc is not None:
         if job.warc.is_dir():
             raise ConfigError(f"--warc {job.warc}: is a directory; name a file in it")
+        # The file and the manifest have the path, in UTF-8.
+        if any("\ud800" <= one <= "\udfff" for one in f"{job.archive}{job.warc.name}"):
+            raise ConfigError(f"--warc {job.warc}: the path is not UTF-8; give another")
         _make_folder("--warc", job.warc, job.warc.parent)
         own = job.output is not None and job.warc.parent.samefile(job.output)
         if own and job.warc.name.startswith((MANIFEST, STATE)):
@@ -356,7 +359,8 @@ class _ShownCrawl(Crawl):
                 written_at = now
             elif (waited := now - written_at) >= min(max_wait, DISK_WAIT):
                 path = str(gate.config.storage.path)
-                problem = problem if path in problem else f"{path}: {problem}"
+                if getattr(gate.parts.storage, "failing", None) and path not in problem:
+                    problem = f"{path}: {problem}"  # else it is the audit record that is meant
                 raise StorageError(
                     f"{problem}: for {waited:.0f} s no clock of a host could be stored, and "
                     "nothing is requested without; make room there, and run the command again to "

@@ -312,8 +312,9 @@ def is_loopback(host: str) -> bool:
     """Return whether every address of a host name or literal is a loopback address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"server.host: {host}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, as a..b
+        why = getattr(error, "strerror", error)
+        raise ConfigError(f"server.host: {host}: {why}; give a name or an address") from error
     return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
 
 

@@ -316,7 +316,7 @@ class Writer:
                 f"{self._path}: its directory can't be created ({error.strerror}); "
                 "give another path"
             ) from error
-        lock = FileLock(self._path.with_name(self._path.name + ".lock"), guarded=self._path)
+        lock = FileLock(Path(f"{self._path.absolute()}.lock"), guarded=self._path)
         stack.callback(lock.release)
         self._database.refuse_own()
         schema.prepare(self._path)

@@ -199,3 +199,62 @@ def test_a_failed_healthcheck_asks_whether_serve_runs_there(
 ) -> None:
     assert main(["healthcheck", "--socket", str(tmp_path / "s")]) == 1
     assert "; is `gatekeeper serve` running there?" in capsys.readouterr().out
+
+
+NO_HOSTS = ["a..b", "x" * 70, "a\udcff"]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+@pytest.mark.parametrize("command", ["healthcheck", "top", "serve", "mcp"])
+def test_a_host_that_is_no_name_is_told_in_one_line(
+    capsys: Capture, command: str, host: str
+) -> None:
+    where = f"--gate=http://{host}:1" if command == "mcp" else f"--host={host}"
+    assert main([command, where]) == (2 if command in ("serve", "mcp") else 1)
+    said = capsys.readouterr()
+    last = (said.err or said.out).splitlines()[-1]
+    shown = host.encode("ascii", "backslashreplace").decode()
+    assert ("sidecar" if command == "mcp" else shown) in last
+
+
+@pytest.mark.parametrize("host", ["a b", "a\tb"])
+def test_a_host_with_blanks_gets_no_answer(capsys: Capture, host: str) -> None:
+    assert main(["healthcheck", "--host", host]) == 1
+    assert "no answer from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "setting", ["storage.path", "audit.folder", "server.socket", "fetch.ca_dir", "identity.key"]
+)
+def test_a_path_with_a_nul_is_a_mistake_in_the_configuration(setting: str) -> None:
+    section, name = setting.split(".")
+    with pytest.raises(ConfigError, match=f"{setting}: has a NUL character"):
+        Config.from_dict({section: {name: "a\0b"}})
+
+
+@pytest.mark.parametrize("path", [".", ".."])
+def test_a_folder_as_state_file_is_refused(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    monkeypatch.setenv("GATEKEEPER_STORAGE_PATH", path)
+    assert refused(capsys, "check", "http://a.test/").endswith(
+        f"{path}: not a file; give the path of a file"
+    )
+
+
+def test_a_variable_that_is_not_utf_8_is_refused_like_any_other_value(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEKEEPER_USER_AGENT", "\udcff")
+    assert "GATEKEEPER_USER_AGENT" in refused(capsys, "config", "check")
+
+
+def test_a_warc_file_whose_path_is_not_utf_8_is_refused(capsys: Capture, tmp_path: Path) -> None:
+    path = f"{tmp_path}/\udcff.warc"
+    assert "the path is not UTF-8" in refused(capsys, "fetch", "--warc", path, "http://a.test/")
+
+
+def test_what_is_missing_of_audit_is_what_is_required(capsys: Capture) -> None:
+    assert refused(capsys, "audit", "verify").endswith("arguments are required: DIR")

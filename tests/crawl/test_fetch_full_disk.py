@@ -70,3 +70,23 @@ async def test_a_disk_that_stays_full_ends_the_crawl_with_one_line(
     full.undo()
     assert await net.drive(fetch(net, URL, output=folder)) == 0
     assert stored(folder, URL) == b"here"
+
+
+@pytest.mark.parametrize("failing", ["manifest.jsonl", "manifest.jsonl.tried"])
+async def test_a_manifest_that_cannot_be_written_ends_the_crawl_with_its_name_and_the_remedy(
+    virtual_internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    net, folder, write = virtual_internet, tmp_path / "out", os.write
+    net.site("a.test").robots(OPEN).page("/x", "here")
+
+    def refuse(descriptor: int, data: bytes) -> int:
+        if os.path.samestat(os.fstat(descriptor), (folder / failing).stat()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refuse)
+        with pytest.raises(StorageError, match=r"manifest\.jsonl: No space .*; run the command"):
+            await net.drive(fetch(net, URL, output=folder))
+    assert await net.drive(fetch(net, URL, output=folder)) == 0
+    assert stored(folder, URL) == b"here"
