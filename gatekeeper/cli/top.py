@@ -100,7 +100,7 @@ def _ask(server: ServerConfig, path: str, token: str | None) -> Any:
     where = f"{address_of(server)}{path}"
     try:
         answer = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise OSError(f"{where}: the response, {status}, is not a sidecar's") from None
     if status != http.client.OK:
         remedy = f"; set {TOKEN} to a token of the role admin" if status < 404 else ""

@@ -13,6 +13,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -67,10 +68,9 @@ class SidecarResponse:
     @property
     def document(self) -> ProblemDocument | None:
         """Its problem document; None if the body is none."""
-        try:
-            return msgspec.json.decode(self.body, type=ProblemDocument)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        with suppress(errors.SidecarError):
+            return read_line(self.body, ProblemDocument)
+        return None
 
 
 class SidecarUnreachable(Exception):
@@ -350,7 +350,7 @@ def read_line(body: bytes, kind: type[_T], status: int = 200) -> _T:
     """Decode JSON of the sidecar. Raises SidecarError."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         detail = f"this client can't read the response: {error}"
         raise errors.SidecarError(status, "unreadable", detail) from None
 

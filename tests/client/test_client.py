@@ -289,12 +289,19 @@ async def test_a_redirect_does_not_carry_the_token_elsewhere(world: World) -> No
 
 @pytest.mark.parametrize(
     "body",
-    [b"<html>welcome</html>", b'{"decisions":[]}', b'{"decisions":[{"verdict":"perhaps"}]}'],
+    [
+        b"<html>welcome</html>",
+        b'{"decisions":[]}',
+        b'{"decisions":[{"verdict":"perhaps"}]}',
+        b'{"x":' * 100_000,
+    ],
+    ids=["html", "none", "unknown", "deep"],
 )
+@pytest.mark.parametrize("status", [200, 404])
 async def test_an_answer_that_is_not_a_sidecars_raises_sidecar_error(
-    world: World, body: bytes
+    world: World, body: bytes, status: int
 ) -> None:
-    gate = await world.client(world.scripted("/v1/check", Page(body)))
+    gate = await world.client(world.scripted("/v1/check", Page(body, status=status)))
     with pytest.raises(SidecarError, match="unreadable"):
         await world.drive(gate.check("http://a.test/"))
 

@@ -152,6 +152,14 @@ async def test_hosts_that_come_and_go_are_followed() -> None:
         assert (await index.page(order=NEXT)).total == 501
 
 
+async def test_a_page_that_is_given_up_breaks_off_no_other() -> None:
+    async with index_of(9_000, VirtualClock()) as (index, _, _):
+        given_up, other = (asyncio.ensure_future(index.page()) for _ in range(2))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert (await other).total == 9_000
+
+
 async def least_time(work: Callable[[], Awaitable[None]]) -> float:
     """Return the least CPU seconds of a few runs; see `tests.effort.processor_time`."""
     took = []

@@ -465,6 +465,38 @@ async def test_a_form_that_is_too_long_is_refused(serve: Any) -> None:
     assert answer.status == 413
 
 
+@pytest.mark.parametrize("path", ["hosts", "waiting", "live", "explain", "history"])
+async def test_a_search_form_lets_a_browser_send_what_the_page_accepts_and_no_more(
+    serve: Any, path: str
+) -> None:
+    """A page of an error loses what was typed."""
+    service, fields, name = await serve(), 0, ""
+    for tag, attributes in Markup((await get(service.base, path))[1]).tags:
+        name = attributes.get("name") or name
+        if tag == "option":
+            values = {attributes["value"]: 200}
+        elif tag == "input" and attributes.get("type") != "hidden" and name != "url":
+            most = int(attributes["maxlength"])
+            values = {"a" * most: 200, "a" * (most + 1): 400}
+        else:
+            continue
+        fields += 1
+        for value, status in values.items():
+            response, _ = await get(service.base, f"{path}?{urlencode({name: value})}")
+            assert (name, len(value), response.status) == (name, len(value), status)
+    assert fields
+
+
+async def test_the_form_of_a_block_has_the_limits_of_a_block(serve: Any) -> None:
+    service = await serve()
+    page = (await get(service.base, "hosts/a.test"))[1]
+    inputs = {one.get("name"): one for tag, one in Markup(page).tags if tag == "input"}
+    seconds, reason = int(inputs["seconds"]["max"]), int(inputs["reason"]["maxlength"])
+    for more, status in ((0, 303), (1, 400)):
+        fields = {"form": form_word(page), "seconds": str(seconds + more), "reason": "r" * reason}
+        assert (await post(service.base, "hosts/a.test/block", fields))[0].status == status
+
+
 # --- texts of the pages -----------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
+from gatekeeper.decision import Reason
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages import html
@@ -40,7 +41,9 @@ def explain_page(
     """
     fields = (
         html.field("URL", "url", url, type="text", required=True, class_="wide"),
-        html.field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
+        html.field(
+            "User agent", "user_agent", agent, placeholder=service.gate.user_agent, maxlength=512
+        ),
     )
     form = html.search_form("explain", *fields, button="Explain", id_="question")
     if not url:
@@ -188,17 +191,14 @@ def _what_if(explained: Explanation) -> Html:
 def live_page(query: EventQuery) -> Page:
     """The stream of decisions, which `live.js` shows."""
     columns = html.columns("Time, Verdict, URL, Reason, Line:num, Client")
-    options = []
-    for one in ("any", "allow", "deny", "defer"):
-        own = html.attributes(value=one, selected=one == query.verdict)
-        options.append(markup("<option{}>{}</option>", own, one))
+    verdicts = ("any", "allow", "deny", "defer")
     body = [
         html.search_form(
             "live",
-            markup('<label>Verdict <select name="verdict">{}</select></label>', options),
-            html.field("Part of the origin", "host", query.host, type="search"),
-            html.field("Client", "client", query.client, type="search"),
-            html.field("Reason", "reason", query.reason, type="search"),
+            html.choice("Verdict", "verdict", query.verdict, verdicts),
+            html.search("Part of the origin", "host", query.host),
+            html.search("Client", "client", query.client),
+            html.choice("Reason", "reason", query.reason, ("", *sorted(Reason))),
             button="Filter",
         ),
         markup(
@@ -295,7 +295,13 @@ def history_page(
     now = utc(service.clock.wall())
     example = "https://example.org"
     origin_field = html.field(
-        "Origin", "origin", origin, required=True, class_="wide", placeholder=example
+        "Origin",
+        "origin",
+        origin,
+        required=True,
+        class_="wide",
+        placeholder=example,
+        maxlength=2048,
     )
     body: list[Child] = [html.search_form("history", origin_field, button="Show")]
     if error is not None:

@@ -286,7 +286,7 @@ class HostIndex:
         self.follow()
         follower = self._tasks.find(_FOLLOWER)
         if follower is not None and len(self._scopes) <= _MAX_RESCAN:
-            await follower
+            await asyncio.wait((follower,))  # a request that is cancelled does not cancel it
         settled = not self.pending
         if order is None and state == "any" and not q:
             names = self._hosts.names(first, count, descending=descending)

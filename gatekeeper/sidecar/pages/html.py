@@ -110,6 +110,20 @@ def field(label: str, name: str, value: str, **others: Attribute) -> Html:
     return markup("<label>{} <input{}></label>", label, own)
 
 
+def search(label: str, name: str, value: str) -> Html:
+    """Return an input for a part of a name, as long as the queries of lists accept."""
+    return field(label, name, value, type="search", maxlength=253)
+
+
+def choice(label: str, name: str, chosen: str, values: Iterable[str]) -> Html:
+    """Return a list to choose a value from, with its label; an empty value is shown as "any"."""
+    options = [
+        markup("<option{}>{}</option>", attributes(value=one, selected=one == chosen), one or "any")
+        for one in values
+    ]
+    return markup('<label>{} <select name="{}">{}</select></label>', label, name, options)
+
+
 def hidden(name: str, value: str) -> Html:
     """Return a hidden input."""
     return markup('<input type="hidden" name="{}" value="{}">', name, value)

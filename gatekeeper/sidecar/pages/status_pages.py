@@ -174,7 +174,7 @@ def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
         _head(text, *column, query): column[1] for text, column in _COLUMNS.items()
     }
     rows = [_host_row(host, now) for host in listed.hosts]
-    search = html.field("Part of the name", "q", query.q, type="search")
+    search = html.search("Part of the name", "q", query.q)
     body = [
         html.search_form(
             "hosts",
@@ -418,7 +418,7 @@ _ACTIONS: Final = {
 }
 """The actions on a host: their titles, their consequences, and an example of their JSON."""
 _BLOCK_FIELDS: Final = (
-    html.field("Seconds", "seconds", "600", type="number", min=0, required=True),
+    html.field("Seconds", "seconds", "600", type="number", min=0, max=31_536_000, required=True),
     html.field("Reason", "reason", "operator", maxlength=200),
 )
 
@@ -472,8 +472,8 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
     body = [
         html.search_form(
             "waiting",
-            html.field("Part of the host", "host", query.host, type="search"),
-            html.field("Client", "client", query.client, type="search"),
+            html.search("Part of the host", "host", query.host),
+            html.search("Client", "client", query.client),
             html.hidden("state", query.state),
             button="Filter",
         ),
