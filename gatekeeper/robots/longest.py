@@ -302,6 +302,7 @@ class LongestMatch:
     def _matching(self, path: str) -> list[tuple[int, int, bool]]:
         """Return `matching` of a path in normal form, and whether each rule denies."""
         views = {path, query_form(path)} if "%" in path else {path}
+        two_forms = "%" in path or bool(self._written)
         budget = StepBudget(_MAX_MATCHING_STEPS)
         marks = self._disallows or self._values
         found: list[tuple[int, int, bool]] = []
@@ -313,10 +314,12 @@ class LongestMatch:
                     if path.startswith(value):
                         found.append((number, len(value), bool(marks[number])))
                     continue
-                forms = {squeeze(value)}
-                if "?" in value and self._written:
-                    forms.add(squeeze(self._written[number]))
-                if any(starmap(wild_match, product(forms, views if "?" in value else {path}))):
+                pattern = squeeze(value)
+                matches = wild_match(pattern, path)
+                if not matches and two_forms and "?" in value:
+                    written = squeeze(self._written[number]) if self._written else pattern
+                    matches = any(starmap(wild_match, product({pattern, written}, views)))
+                if matches:
                     found.append((number, len(value), bool(marks[number])))
         if len(found) > 1:
             found.sort(key=lambda each: (-each[1], each[2]))
