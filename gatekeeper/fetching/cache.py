@@ -99,7 +99,9 @@ class RecordCache:
     def get(self, origin: str) -> Record | None:
         """Return the record of an origin, or None, and mark it as used. May be called in another
         thread."""
-        record = self.records.get(origin) or self._promises.get(origin)
+        record = self.records.get(origin)
+        if record is None and self._promises.size:
+            record = self._promises.get(origin)
         if record is None:
             return None
         if record.voids < self._voids and record.current.outcome in GUARD_REFUSALS:

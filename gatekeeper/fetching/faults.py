@@ -174,8 +174,9 @@ class LocalFaults:
     def answered(self, origin: str, now: float) -> None:
         """Record an answer from the network, which refutes all suspicion."""
         before = self.last_answer
-        self.answered_at.pop(origin, None)  # keep the order of answers: the oldest are evicted
-        make_room(self.answered_at, _MAX_ORIGINS)
+        # Removed first, to keep the order of answers: the oldest are evicted.
+        if self.answered_at.pop(origin, None) is None:
+            make_room(self.answered_at, _MAX_ORIGINS)
         self.answered_at[origin] = self.last_answer = now
         if self.doubtful:
             self._on_answer()

@@ -56,7 +56,7 @@ _WINDOW_BITS: Final = 12
 _MEMORY_LEVEL: Final = 5
 """How far back zlib looks for repetitions, and how much it remembers of them: to clear more memory
 takes longer than compressing most files."""
-_MAX_PLAIN_OCTETS: Final = 2_048
+_MAX_PLAIN_OCTETS: Final = 4_096
 """A body of up to so many octets is not compressed at rest: that would take too long."""
 
 

@@ -44,7 +44,7 @@ from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.pacing.waiters import HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.flat import NO_RULE, FlatRules
-from gatekeeper.robots.patterns import is_robots_txt
+from gatekeeper.robots.patterns import is_normal_path, is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval, may_visit, next_visit
 from gatekeeper.split_dict import MASK, SplitDict
 from gatekeeper.urls import (
@@ -433,7 +433,7 @@ class Decider:
         if frame is None or policy is None or len(url) > MAX_URL:
             return None
         path = url[len(record.origin) :]
-        if not is_sent_as_written(path):
+        if ("/." in path or not is_normal_path(path)) and not is_sent_as_written(path):
             return None
         return rule_on(policy, path, record.origin, frame.decision.reason)
 

@@ -201,7 +201,8 @@ class LongestMatch:
         a rule has two forms (RFC-25)."""
         if self._written and self._written != self._values:
             return None
-        marks = self._disallows or self._values
+        if not (marks := self._disallows):
+            return self._values, []
         return [*compress(self._values, marks)], [*compress(self._values, map(not_, marks))]
 
     def longest(self, path: str) -> int:
@@ -212,32 +213,18 @@ class LongestMatch:
         # section 2.2.2 (RFC-25).
         if self._queries and "%" in path and (query := query_form(path)) != path:
             views.append(query)
-        best = 0
-        for view in views:
+        best, linear = 0, len(path) <= max_linear
+        for place, view in enumerate(views):
             for length in lengths:
-                prefix = view[:length]
-                if prefix in table:
-                    best = max(best, len(prefix) * _OCTET + table[prefix])
+                if (prefix := view[:length]) in table:
+                    entry = len(prefix) * _OCTET + table[prefix]
+                    best = max(best, entry) if place else entry
                     break
             if (exact := view + "$") in table:
                 best = max(best, len(exact) * _OCTET + table[exact])
-        if patterns and patterns[0][0] > best:
-            try:
-                best = self._best_pattern(views, best, patterns, linear=len(path) <= max_linear)
-            except StepBudgetExceeded:
-                return DENIED
-        # Without a matching rule a path is allowed (RFC 9309 section 2.2.2, RFC-19).
-        return (_LAST - (best & _LAST)) * 2 + (best >> 32 & 1) if best else -1
-
-    def _best_pattern(
-        self, views: list[str], floor: int, patterns: list[_Pattern], *, linear: bool
-    ) -> int:
-        """Return the greatest entry of a pattern that matches, if it is greater than `floor`, else
-        `floor`. Raises StepBudgetExceeded."""
-        if linear:
-            for place, view in enumerate(views):
+            if linear:
                 for entry, piece, pattern in patterns:
-                    if entry <= floor:
+                    if entry <= best:
                         break
                     # The query form of a path concerns only rules with a `?`.
                     if (
@@ -245,9 +232,19 @@ class LongestMatch:
                         and (not place or "?" in pattern)
                         and wild_match(pattern, view)
                     ):
-                        floor = entry
+                        best = entry
                         break
-            return floor
+        if not linear and patterns and patterns[0][0] > best:
+            try:
+                best = self._best_pattern(views, best, patterns)
+            except StepBudgetExceeded:
+                return DENIED
+        # Without a matching rule a path is allowed (RFC 9309 section 2.2.2, RFC-19).
+        return (_LAST - (best & _LAST)) * 2 + (best >> 32 & 1) if best else -1
+
+    def _best_pattern(self, views: list[str], floor: int, patterns: list[_Pattern]) -> int:
+        """Return the greatest entry of a pattern that matches, if it is greater than `floor`, else
+        `floor`, counting the work. Raises StepBudgetExceeded."""
         if self._index is None:
             self._index = PieceIndex(index_keys([pattern for _, _, pattern in patterns]))
         index, budget = self._index, StepBudget()
@@ -305,6 +302,7 @@ class LongestMatch:
     def _matching(self, path: str) -> list[tuple[int, int, bool]]:
         """Return `matching` of a path in normal form, and whether each rule denies."""
         views = {path, query_form(path)} if "%" in path else {path}
+        two_forms = "%" in path or bool(self._written)
         budget = StepBudget(_MAX_MATCHING_STEPS)
         marks = self._disallows or self._values
         found: list[tuple[int, int, bool]] = []
@@ -316,10 +314,12 @@ class LongestMatch:
                     if path.startswith(value):
                         found.append((number, len(value), bool(marks[number])))
                     continue
-                forms = {squeeze(value)}
-                if "?" in value and self._written:
-                    forms.add(squeeze(self._written[number]))
-                if any(starmap(wild_match, product(forms, views if "?" in value else {path}))):
+                pattern = squeeze(value)
+                matches = wild_match(pattern, path)
+                if not matches and two_forms and "?" in value:
+                    written = squeeze(self._written[number]) if self._written else pattern
+                    matches = any(starmap(wild_match, product({pattern, written}, views)))
+                if matches:
                     found.append((number, len(value), bool(marks[number])))
         if len(found) > 1:
             found.sort(key=lambda each: (-each[1], each[2]))
