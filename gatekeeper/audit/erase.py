@@ -201,7 +201,12 @@ def erase(
     if ready:
         report.erasure = _write_erasure(folder, ready, host, by, reason, key)
     for segment in ready:
-        _replace(segment)
+        try:
+            _replace(segment)
+        except FileNotFoundError:
+            if segment.path.exists():
+                raise
+            continue  # `audit.keep` removed it since
         report.segments += 1
         report.lines += segment.count
     if search.unknown:

@@ -39,15 +39,19 @@ _UNFINISHED: Final = re.compile(
 )
 
 if sys.platform == "win32":
+    LOCKS = False
+    """Whether open files have locks. Here they can't be removed instead."""
 
     def lock_file(fd: int) -> None:
-        """Do nothing: open files can't be removed here."""
+        """Do nothing."""
 
     def is_written(path: Path) -> bool:
         """Return True if a process may write to a segment."""
         return path.name.endswith(OPEN)
 else:
     import fcntl
+
+    LOCKS = True
 
     def lock_file(fd: int) -> None:
         """Lock an open file for as long as it is open, so that no other process takes it for one
@@ -56,13 +60,14 @@ else:
             fcntl.flock(fd, fcntl.LOCK_EX)  # `is_written` may have it for a moment
 
     def is_written(path: Path) -> bool:
-        """Return True if a process has locked a file, because it writes or compresses it."""
+        """Return True if a process has locked a file, because it writes or compresses it. One that
+        is gone since it was listed was compressed: that process may write the next one."""
         try:
-            if not path.is_file():  # a pipe would wait for who writes to it
+            if path.exists() and not path.is_file():  # a pipe would wait for who writes to it
                 return False
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, FileNotFoundError):
             return True
         except OSError:
             return False
@@ -143,8 +148,8 @@ def write_segment(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def compress(path: Path, wall: float, save: Callable[[Path, list[tuple[int, int]]], None]) -> None:
-    """Make the compressed form of a segment that was closed at a wall time; its plain form is left.
-    For a thread. Raises OSError.
+    """Replace a segment, closed at a wall time, by its compressed form. For a thread. Raises
+    OSError. The caller has its lock, so that nobody else replaces it meanwhile.
 
     It is compressed in members of whole lines, so that it need not be read from its begin. `save`
     is given the place of each, and the octets of the plain segment up to its end. It is called
@@ -159,6 +164,7 @@ def compress(path: Path, wall: float, save: Callable[[Path, list[tuple[int, int]
         with contextlib.suppress(OSError):
             save(path, members)
     os.utime(target, (wall, wall))
+    path.unlink()
 
 
 def count_segments(folder: Path) -> tuple[int, int]:
