@@ -145,7 +145,13 @@ class AuditRecord:
                 self._texts.remove(unnamed)
 
     def _start(self, writer: ChainWriter) -> dict[str, Any]:
-        """Return the fields of the first line."""
+        """Return the fields of the first line. What an earlier chain says, which was lost, is said
+        again."""
+        for record in self._parts.decider.records.values():
+            record.witness = None
+        if self._rules:
+            self._rules = {}
+            self.overrides_changed("configuration")
         config = msgspec.to_builtins(self._config)
         if self._config.fleet.url is not None:
             config["fleet"]["url"] = without_credentials(self._config.fleet.url)

@@ -47,12 +47,14 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
     chains, alone = {own}, True
     for entry in os.scandir(folder):
         name = SegmentName.parse(entry.name)
-        if name is None or name.suffix == SEAL or not entry.is_file():
+        if name is None:
+            continue
+        chains.add(name.chain)
+        if name.suffix == SEAL or not entry.is_file():
             continue
         path = folder / entry.name
         running = name.suffix == OPEN and (name.chain == own or is_written(path))
         alone = alone and (not running or name.chain == own)
-        chains.add(name.chain)
         with contextlib.suppress(FileNotFoundError):  # another process removed it
             if running or entry.stat().st_mtime >= before:
                 rest.append(path)
@@ -63,6 +65,7 @@ def remove_old(folder: Path, before: float, own: str) -> set[str]:
             _remove(name, path)
         except OSError as error:
             _log.warning("%s can't be removed: %s", path, error)
+            alone = False  # it may name any text
     if not old or not alone:
         return set()
     for path in rest:

@@ -60,7 +60,7 @@ _DAY: Final = 86_400.0
 """Seconds after which a segment is closed."""
 _MAX_WAITING: Final = 1_000
 """Lines that wait for the end of the iteration; further ones are written at once."""
-_MAX_KEPT: Final = 10_000
+MAX_KEPT: Final = 10_000
 """Lines that wait while nothing can be written; further ones are counted."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
@@ -174,8 +174,9 @@ class ChainWriter:
         remove_unfinished(self._folder.glob(".*"))
         return list(unsealed(self._folder))
 
-    def _begin(self) -> None:
-        """Create the first segment of a new chain, with its `start`. Raises OSError."""
+    def _begin(self) -> bool:
+        """Create the first segment of a new chain, and write its `start` and what waits; see
+        `_write`. Raises OSError."""
         wall = self._clock.wall()
         while True:
             self.name = chain_name(self.host, os.getpid(), wall)
@@ -185,7 +186,7 @@ class ChainWriter:
             except FileExistsError:  # another gate of this process, at the same moment
                 wall += 1e-6
         self._waiting.insert(0, self.line("start", **self._start(self)))
-        self._write()
+        return self._write()
 
     async def close(self, reason: str) -> None:
         """Write what waits, the end and the last seal; compress the last segment."""
@@ -231,7 +232,7 @@ class ChainWriter:
         waiting = self._waiting
         if self._closed:
             return False
-        if self.failing is not None and (line.kind in _OPTIONAL or len(waiting) >= _MAX_KEPT):
+        if self.failing is not None and (line.kind in _OPTIONAL or len(waiting) >= MAX_KEPT):
             self.omit(self.failing)
             return False
         waiting.append(line)
@@ -291,8 +292,7 @@ class ChainWriter:
         now = 0.0
         try:
             if self._fd < 0:
-                self._begin()  # which writes all that waits
-                return self.failing is None
+                return self._begin()  # which writes all that waits
             if self._torn:
                 os.ftruncate(self._fd, self._size)
                 self._torn = False
