@@ -55,7 +55,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, octets: int = 0) -> Iterator[None
     left, write = [octets], os.write
 
     def fail(fd: int, data: bytes) -> int:
-        if left[0]:
+        if left[0] or not data:  # nothing can be written to a full disk, too
             part, left[0] = data[: left[0]], 0
             return write(fd, part)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

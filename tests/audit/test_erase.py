@@ -189,6 +189,7 @@ def compressed(path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["twin", "seal", "unfinished"])
 def test_nothing_of_the_host_is_left_in_what_killed_processes_left(maker: Maker, left: str) -> None:
+    maker.grant(f"{A}/6", 1.0)
     octets = maker.path.read_bytes()
     match left:
         case "twin":  # killed between the two forms
