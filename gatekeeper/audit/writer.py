@@ -269,8 +269,9 @@ class ChainWriter:
     def _count_omitted(self) -> None:
         """Add the line that says how many lines were left out."""
         count, self._omitted = self._omitted, 0
-        if count and self._waiting and self._waiting[-1].kind == "omitted":
-            self._waiting[-1].count += count  # so that what waits is bounded
+        last = self._waiting[-1] if self._waiting and self.failing is not None else None
+        if count and last is not None and last.kind == "omitted":
+            last.count += count  # so that what waits is bounded
         elif count:
             since = time_text(self._omitted_since)
             self._waiting.append(self.line("omitted", count=count, since=since, why=self._why))
@@ -314,8 +315,6 @@ class ChainWriter:
             self._cut()
             self.fail(error)
             return False
-        if self._waiting:
-            self._pause = _FIRST_PAUSE
         self.lines, self._prev, self._size = n, prev, size
         self._waiting.clear()
         if rotate:
@@ -348,6 +347,7 @@ class ChainWriter:
         why = f"the audit record in {self._folder} can't be written: {error.strerror or error}"
         if self.failing is None:
             _log.error("%s", why)
+            self._pause = _FIRST_PAUSE
         self.failing = why
         if self._closed:
             return

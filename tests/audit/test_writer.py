@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Deferred, Denied, NotYet, StorageError, __version__
+from gatekeeper import Deferred, Denied, StorageError, __version__
 from gatekeeper.audit import chain, files, retention, writer
 from gatekeeper.audit.index import index_path
 from gatekeeper.audit.lines import SealLine, read_line
@@ -464,22 +464,6 @@ async def test_what_waits_is_bounded_while_nothing_can_be_written(
             (await gate.acquire(f"https://{number}.example/")).end()
     assert len(read_record("omitted")) < 20
     assert len([line for line in read_record() if line["kind"] != "grant"]) < 350
-
-
-async def test_a_disk_that_stays_full_is_tried_less_and_less_often(
-    folder: Path,
-    virtual_clock: VirtualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with ScriptedGate(config=config_of(folder), clock=virtual_clock) as gate:
-        await requests(gate, 1)
-        with full_disk(monkeypatch):
-            for _ in range(600):
-                assert isinstance(await gate.try_acquire(f"{A}/"), NotYet)
-                virtual_clock.advance(1.0)
-                await virtual_clock.settle()
-    assert caplog.text.count("can't be written") < 20
 
 
 async def test_a_chain_that_could_not_begin_begins_later_with_the_salt_that_it_had(
