@@ -17,7 +17,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import asdict
 
 from gatekeeper.errors import needs_extra
 from gatekeeper.signing import PublicKey, SigningKey
@@ -76,25 +75,25 @@ def encode_line(n: int, prev: str, t: str, m: float, kind: str, fields: dict[str
     return encode({"v": VERSION, "n": n, "prev": prev, "t": t, "m": m, "kind": kind, **fields})
 
 
-def encode(line: Any) -> bytes:
+def encode(line: Any, as_json: Callable[[Any], bytes] = as_json) -> bytes:
     """Return a line, as a dictionary or one of `lines.WRITTEN`. What JSON in UTF-8 can't hold, such
     as half a character, is escaped."""
     try:
         return as_json(line)
     except UNENCODABLE:
-        return as_json(_encodable(line if isinstance(line, dict) else asdict(line)))
+        return as_json(_encodable(msgspec.to_builtins(line, enc_hook=str)))
 
 
 def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _encodable(one) for key, one in value.items()}
+        return {_encodable(str(key)): _encodable(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_encodable(one) for one in value]
-    if value is None or isinstance(value, bool | float) or value is msgspec.UNSET:
-        return value
-    if isinstance(value, int):
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return max(-(2**63), min(value, 2**63 - 1))
-    return str(value).encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 def digest_of(data: bytes) -> str:

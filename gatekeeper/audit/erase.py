@@ -19,8 +19,10 @@ from typing import Final
 import msgspec
 
 from gatekeeper.audit.chain import (
+    CLOSED,
     NO_DIGEST,
     OPEN,
+    SEAL,
     VERSION,
     BadLine,
     SegmentName,
@@ -31,14 +33,19 @@ from gatekeeper.audit.chain import (
     text_path,
     time_text,
 )
-from gatekeeper.audit.files import is_written, write_segment
+from gatekeeper.audit.files import (
+    is_written,
+    remove_unfinished,
+    stored_texts,
+    texts_named,
+    write_segment,
+)
 from gatekeeper.audit.index import index_path
 from gatekeeper.audit.lines import (
     AnsweredLine,
     GrantLine,
     Line,
     OutcomeLine,
-    RobotsLine,
     StartLine,
     read_line,
 )
@@ -95,8 +102,10 @@ class _Search:
     def __init__(self, host: str, report: ErasureReport) -> None:
         self.host = host
         self.report = report
-        self.own_texts: set[bytes] = set()
-        self.other_texts: set[bytes] = set()
+        self.texts: set[str] = set()
+        """Digests of those that lines name which are not the host's."""
+        self.damaged = False
+        """Not every line could be read."""
         self.unknown = 0
         """Lines of which it can't be told whether they are the host's."""
         self._leases: set[str] = set()
@@ -105,26 +114,43 @@ class _Search:
     def chain(self, files: ChainFiles) -> Iterator[_Segment]:
         """Yield the segments of a chain that have lines of the host."""
         self._leases, self._digests = set(), False
-        last = max(files.segments, default=0)
-        live = last > 0 and is_written(files.segments[last])
-        for number, path in sorted(files.segments.items()):
-            name = str(SegmentName(files.name, number))
-            writing = live and (number == last or path.name.endswith(OPEN))
-            found = _Segment(path, name, [], writing)
-            try:
-                for octets, _, whole in raw_lines(path):
-                    with suppress(BadLine):
-                        line = read_line(octets or b"") if whole else None
-                        if line is not None and self._is_own(line):
-                            add_to(found.spans, line.n)
-            except DAMAGED as error:
-                self.report.left.append(f"{path}: can't be read further: {why(error)}")
-                continue  # it can't be written again as a whole
-            if found.spans:
-                yield found
+        for number in sorted({*files.segments, *files.seals}):
+            name = SegmentName(files.name, number)
+            # All forms that there are: a killed process may have left two.
+            for suffix in (OPEN, CLOSED, SEAL):
+                path = files.folder / str(name._replace(suffix=suffix))
+                # Asked first: what is compressed since then is found in its new form.
+                found = _Segment(path, str(name), [], suffix == OPEN and is_written(path))
+                if os.path.lexists(path):
+                    self._read(found)
+                if found.spans:
+                    yield found
+
+    def _read(self, found: _Segment) -> None:
+        """Find the lines of the host in a segment."""
+        path = found.path
+        try:
+            for octets, _, whole in raw_lines(path):
+                try:
+                    line = read_line(octets or b"") if whole else None
+                except BadLine:  # it may be of a later version
+                    self.texts.update(texts_named(octets or b""))
+                    continue
+                if line is None:
+                    continue
+                if self._is_own(line):
+                    add_to(found.spans, line.n)
+                elif text := getattr(line, "text", None):
+                    self.texts.add(text)
+        except FileNotFoundError:
+            return  # `audit.keep` removed it since
+        except DAMAGED as error:
+            self.report.left.append(f"{path}: can't be read further: {why(error)}")
+            self.damaged = True
+            found.spans = []  # it can't be written again as a whole
 
     def _is_own(self, line: Line) -> bool:
-        """Return True if a line is the host's; note its text."""
+        """Return True if a line is the host's."""
         if isinstance(line, OutcomeLine):
             own = line.lease in self._leases
             self._leases.discard(line.lease)
@@ -138,8 +164,6 @@ class _Search:
             own = not self._digests and self.host in line.url.lower()
         elif isinstance(line, GrantLine) and own:
             self._leases.add(line.lease)
-        if isinstance(line, RobotsLine | GrantLine | AnsweredLine) and line.text:
-            (self.own_texts if own else self.other_texts).add(bytes.fromhex(line.text))
         return own
 
 
@@ -157,13 +181,15 @@ def erase(
 ) -> ErasureReport:
     """Replace the lines of a host, and remove the texts that only it used.
 
-    `by` and `reason` stand in the erasure; `key` signs its seal. Raises ConfigError for what is no
-    host, or a folder without a record, and OSError if a file can't be written.
+    `by` and `reason` stand in the erasure; `key` signs its seal. What killed processes began to
+    write is removed. Raises ConfigError for what is no host, or a folder without a record, and
+    OSError if a file can't be written.
     """
     host = _host(host)
     report = ErasureReport(host=host)
     search = _Search(host, report)
     chains = find_chains([folder])
+    remove_unfinished(folder.rglob(".*"))
     found = [segment for files in chains for segment in search.chain(files)]
     for segment in found:
         if segment.writing:
@@ -175,7 +201,12 @@ def erase(
     if ready:
         report.erasure = _write_erasure(folder, ready, host, by, reason, key)
     for segment in ready:
-        _replace(segment)
+        try:
+            _replace(segment)
+        except FileNotFoundError:
+            if segment.path.exists():
+                raise
+            continue  # `audit.keep` removed it since
         report.segments += 1
         report.lines += segment.count
     if search.unknown:
@@ -183,26 +214,25 @@ def erase(
             f"{search.unknown:,} refusals and decisions have URLs as digests: whose they are can't "
             "be told"
         )
-    _remove_texts(folder, chains, search, report)
+    if not search.damaged:  # else other lines may name them
+        unnamed = stored_texts(folder) - search.texts
+        _remove_texts(folder, unnamed, report, live=len(ready) < len(found))
     return report
 
 
-def _remove_texts(
-    folder: Path, chains: Iterable[ChainFiles], search: _Search, report: ErasureReport
-) -> None:
-    texts = search.own_texts - search.other_texts
-    if not texts:
-        return
-    if any(one.segments and is_written(one.segments[max(one.segments)]) for one in chains):
+def _remove_texts(folder: Path, unnamed: set[str], report: ErasureReport, *, live: bool) -> None:
+    """Remove the texts that no other line names, also those that an earlier call left."""
+    segments = [path for files in find_chains([folder]) for path in files.segments.values()]
+    live = live or any(path.name.endswith(OPEN) and is_written(path) for path in segments)
+    if unnamed and live:
         report.left.append(
-            f"{len(texts):,} texts of the host: a process that writes to the folder may name them "
-            "again; run this again when it has ended"
+            f"{len(unnamed):,} texts: a process that writes to the folder may name them again; run "
+            "this again when it has ended"
         )
         return
-    for digest in texts:
-        with suppress(FileNotFoundError):
-            (folder / text_path(digest.hex())).unlink()
-            report.texts += 1
+    for digest in unnamed:
+        (folder / text_path(digest)).unlink(missing_ok=True)
+        report.texts += 1
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import contextlib
 import gzip
 import itertools
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from gatekeeper.audit.chain import (
     CLOSED,
@@ -32,11 +33,17 @@ MEMBER: Final = 1 << 18
 """Octets of a segment that are compressed together."""
 _LEVEL: Final = 2
 """Of the compression of segments: 6 takes twice the time, and saves a tenth of the space."""
+_TEXT: Final = re.compile(rb'"text":"([0-9a-f]{64})"')
+_UNFINISHED: Final = re.compile(
+    r"\.(.+\.(jsonl|jsonl\.gz|seal\.json|ids)|[0-9a-f]{64}\.gz)\.\d+-\d+", re.ASCII
+)
 
 if sys.platform == "win32":
+    LOCKS = False
+    """Whether open files have locks. Here they can't be removed instead."""
 
     def lock_file(fd: int) -> None:
-        """Do nothing: open files can't be removed here."""
+        """Do nothing."""
 
     def is_written(path: Path) -> bool:
         """Return True if a process may write to a segment."""
@@ -44,20 +51,23 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+    LOCKS = True
+
     def lock_file(fd: int) -> None:
-        """Lock an open segment for as long as it is open, so that no other process takes it for
-        one that was left behind."""
+        """Lock an open file for as long as it is open, so that no other process takes it for one
+        that was left behind."""
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX)  # `is_written` may have it for a moment
 
     def is_written(path: Path) -> bool:
-        """Return True if a process has locked a segment, because it writes to it."""
+        """Return True if a process has locked a file, because it writes or compresses it. One that
+        is gone since it was listed was compressed: that process may write the next one."""
         try:
-            if not path.is_file():  # a pipe would wait for who writes to it
+            if path.exists() and not path.is_file():  # a pipe would wait for who writes to it
                 return False
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, FileNotFoundError):
             return True
         except OSError:
             return False
@@ -82,6 +92,7 @@ def whole_file(path: Path, *, only_copy: bool = False) -> Iterator[BinaryIO]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(temporary, flags, 0o600), "wb") as file:
+            lock_file(file.fileno())
             yield file
             if only_copy:
                 file.flush()
@@ -91,6 +102,33 @@ def whole_file(path: Path, *, only_copy: bool = False) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def remove_unfinished(paths: Iterable[Path]) -> None:
+    """Remove those files that `whole_file` of a killed process did not rename. For a thread."""
+    for path in paths:
+        if _UNFINISHED.fullmatch(path.name) and not is_written(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def open_segment(path: Path) -> BinaryIO:
+    """Open a segment to read its lines. Raises OSError."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise OSError(0, "not a file", str(path))
+    if path.name.endswith(CLOSED):
+        return cast("BinaryIO", gzip.open(path))
+    return path.open("rb", buffering=262_144)
+
+
+def open_either(path: Path) -> BinaryIO:
+    """Open a segment in the form that is there: it may have been compressed since it was listed.
+    Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return open_segment(path)
+    plain = path.name.removesuffix(CLOSED).removesuffix(OPEN)
+    other = OPEN if path.name.endswith(CLOSED) else CLOSED
+    return open_segment(path.with_name(plain + other))
 
 
 def write_segment(path: Path, lines: Iterable[bytes]) -> None:
@@ -109,21 +147,24 @@ def write_segment(path: Path, lines: Iterable[bytes]) -> None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def compress(path: Path, wall: float) -> list[tuple[int, int]]:
+def compress(path: Path, wall: float, save: Callable[[Path, list[tuple[int, int]]], None]) -> None:
     """Replace a segment, closed at a wall time, by its compressed form. For a thread. Raises
-    OSError.
+    OSError. The caller has its lock, so that nobody else replaces it meanwhile.
 
-    It is compressed in members of whole lines, so that it need not be read from its begin. Return
-    the place of each, and the octets of the plain segment up to its end.
+    It is compressed in members of whole lines, so that it need not be read from its begin. `save`
+    is given the place of each, and the octets of the plain segment up to its end. It is called
+    before the new form appears: `erase` may replace that, and removes what was saved.
     """
-    target, members = path.with_name(path.name.removesuffix(OPEN) + CLOSED), []
+    target = path.with_name(path.name.removesuffix(OPEN) + CLOSED)
+    members: list[tuple[int, int]] = []
     with path.open("rb") as plain, whole_file(target, only_copy=True) as file:
         while block := plain.read(MEMBER) + plain.readline():
             members.append((file.tell(), plain.tell()))
             file.write(gzip.compress(block, _LEVEL, mtime=0))
+        with contextlib.suppress(OSError):
+            save(path, members)
     os.utime(target, (wall, wall))
     path.unlink()
-    return members
 
 
 def count_segments(folder: Path) -> tuple[int, int]:
@@ -134,6 +175,16 @@ def count_segments(folder: Path) -> tuple[int, int]:
             with contextlib.suppress(FileNotFoundError):  # it is compressed meanwhile
                 sizes.append(one.stat().st_size)
     return len(sizes), sum(sizes)
+
+
+def stored_texts(folder: Path) -> set[str]:
+    """Return the digests of the texts in a folder. For a thread."""
+    return {path.name.removesuffix(".gz") for path in folder.glob(f"texts/??/{'?' * 64}.gz")}
+
+
+def texts_named(lines: bytes) -> set[str]:
+    """Return the digests of the texts that lines name, of any version and whole or not."""
+    return {digest.decode() for digest in _TEXT.findall(lines)}
 
 
 class TextStore:

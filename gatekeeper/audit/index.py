@@ -8,7 +8,6 @@ index says, and a segment without an index is read as a whole.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import zlib
 from array import array
@@ -20,7 +19,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName
-from gatekeeper.audit.files import is_written, whole_file
+from gatekeeper.audit.files import is_written, open_segment, whole_file
 from gatekeeper.gate.parts import FoundLine
 
 MAX_IDS: Final = 1_000_000
@@ -30,7 +29,10 @@ _MAX_MEMBER: Final = 1_048_576
 
 
 class DecisionIndex:
-    """Of each line about a decision in one segment: the place at which to read."""
+    """Of each line about a decision in one segment: the place at which to read.
+
+    Threads may search it while lines are added and cut: no key is without its place.
+    """
 
     def __init__(self) -> None:
         self.keys: array[int] = array("I")
@@ -41,8 +43,8 @@ class DecisionIndex:
     def add(self, decision: str, place: int) -> None:
         """Add the next line of the segment."""
         if len(self.keys) <= MAX_IDS:
-            self.keys.append(zlib.crc32(decision.encode()))
             self.places.append(place)
+            self.keys.append(zlib.crc32(decision.encode()))
 
     def cut(self, size: int) -> None:
         """Remove the lines behind so many octets: they could not be written."""
@@ -60,7 +62,7 @@ class DecisionIndex:
         wanted, at = array("I", [zlib.crc32(decision.encode())]).tobytes(), -1
         while (at := octets.find(wanted, at + 1)) >= 0:
             if at % size == 0:  # not between two keys
-                yield self.places[at // size]
+                yield from self.places[at // size : at // size + 1]  # none, if it was cut since
 
     def save(self, segment: Path, members: Iterable[tuple[int, int]]) -> None:
         """Put the index of a compressed segment beside it. Raises OSError.
@@ -140,10 +142,11 @@ def _find(
 
 def _lines(path: Path, index: DecisionIndex | None, decision: str) -> Iterator[bytes]:
     """Yield the lines among which a decision is: by the index, or else all."""
+    if index is None or not index.complete:
+        with open_segment(path) as lines:
+            yield from lines
+        return
     with path.open("rb") as file:
-        if index is None or not index.complete:
-            yield from file if path.name.endswith(OPEN) else gzip.GzipFile(fileobj=file)
-            return
         for place in index.find(decision):
             file.seek(place)
             if path.name.endswith(OPEN):

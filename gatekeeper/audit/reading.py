@@ -6,7 +6,6 @@ read, and no more than one line of a chain is in memory.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import heapq
 import os
@@ -15,12 +14,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from gatekeeper.audit.chain import (
-    CLOSED,
     NO_DIGEST,
     OPEN,
     SEAL,
@@ -29,6 +27,7 @@ from gatekeeper.audit.chain import (
     digest_of,
     is_signed,
 )
+from gatekeeper.audit.files import open_either
 from gatekeeper.audit.lines import (
     MAX_LINE,
     AnsweredLine,
@@ -110,10 +109,12 @@ def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
     for folder in {os.path.realpath(one): Path(one) for one in folders}.values():
         chains: dict[str, ChainFiles] = {}
         try:
-            names = sorted(os.listdir(folder))
+            # A listing may miss both forms of a segment that is compressed meanwhile. The next one
+            # has the new form.
+            names = sorted({*os.listdir(folder), *os.listdir(folder)})
         except OSError as error:
             raise ConfigError(f"{folder}: can't be read ({error.strerror})") from error
-        for name in names:  # a `.jsonl` comes before its `.jsonl.gz`, which may be half written
+        for name in names:  # a `.jsonl` comes before its `.jsonl.gz`
             parts = SegmentName.parse(name)
             if parts is None:
                 continue
@@ -169,7 +170,7 @@ def raw_lines(path: Path) -> Generator[RawLine, None, None]:
 
     Raises OSError, EOFError or zlib.error.
     """
-    with _opened(path) as file:
+    with open_either(path) as file:
         while octets := file.readline(MAX_LINE):
             if octets.endswith(b"\n"):
                 octets = octets[:-1]
@@ -186,21 +187,6 @@ def _long_line(octets: bytes, file: BinaryIO) -> RawLine:
         whole = octets.endswith(b"\n")
         digest.update(octets[:-1] if whole else octets)
     return RawLine(None, digest.hexdigest(), whole)
-
-
-def _opened(path: Path) -> BinaryIO:
-    with suppress(FileNotFoundError):
-        return _open(path)
-    plain = path.name.removesuffix(CLOSED).removesuffix(OPEN)
-    return _open(path.with_name(plain + (OPEN if path.name.endswith(CLOSED) else CLOSED)))
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.exists() and not path.is_file():  # a pipe would never end
-        raise OSError(0, "not a file", str(path))
-    if path.name.endswith(CLOSED):
-        return cast("BinaryIO", gzip.open(path))
-    return path.open("rb", buffering=262_144)
 
 
 def why(error: BaseException) -> str:
@@ -262,8 +248,9 @@ class ChainReader:
         segments, seals = self.files.segments, self.files.seals
         numbers = sorted({*segments, *seals})
         last = segments.get(numbers[-1]) if len(numbers) > 1 else None
-        if last is not None and last.is_file() and not last.stat().st_size:
-            numbers.pop()  # the process was killed before its first line
+        with suppress(FileNotFoundError):  # it is compressed meanwhile
+            if last is not None and last.is_file() and not last.stat().st_size:
+                numbers.pop()  # the process was killed before its first line
         expected = 1
         for number in numbers:
             self._file = str(segments.get(number) or seals[number])
@@ -308,6 +295,11 @@ class ChainReader:
                     elif isinstance(line, EndLine):
                         self.ended = True
                 yield ChainEntry(self.wall, self.number, line, file)
+        except FileNotFoundError:  # `audit.keep` removed it since it was listed
+            seal = self.files.folder / str(SegmentName(self.files.name, number, SEAL))
+            self._file = str(seal)
+            self._read_kept_seal(seal, is_last=is_last)
+            return
         except DAMAGED as error:
             self._differ(f"can't be read further: {why(error)}", self.last + 1)
             self._jump = True

@@ -20,7 +20,15 @@ from typing import Any, Final
 import msgspec
 
 from gatekeeper import http_fields
-from gatekeeper.audit.chain import MAX_TEXT, VERSION, SegmentName, recorded_url, time_text
+from gatekeeper.audit.chain import (
+    MAX_TEXT,
+    VERSION,
+    SegmentName,
+    digest_of,
+    encode,
+    recorded_url,
+    time_text,
+)
 from gatekeeper.audit.files import TextStore, count_segments
 from gatekeeper.audit.index import find_decision
 from gatekeeper.audit.leases import (
@@ -123,18 +131,27 @@ class AuditRecord:
         if keep is None:
             return
         async with self._removing:
-            # A text that is named from now on is stored again, or known again.
+            # A text that is named from now on is stored again, or known again; those that were
+            # named before stand in a segment.
             self._texts.known.clear()
+            written = self._writer.flush()
             before, own = self._clock.wall() - keep, self._writer.name
             try:
                 unnamed = await asyncio.to_thread(remove_old, self._folder, before, own)
             except OSError as error:
                 _log.warning("old segments in %s can't be removed: %s", self._folder, error)
                 return
-            self._texts.remove(unnamed)
+            if written:
+                self._texts.remove(unnamed)
 
     def _start(self, writer: ChainWriter) -> dict[str, Any]:
-        """Return the fields of the first line."""
+        """Return the fields of the first line. What an earlier chain says, which was lost, is said
+        again."""
+        for record in self._parts.decider.records.values():
+            record.witness = None
+        if self._rules:
+            self._rules = {}
+            self.overrides_changed("configuration")
         config = msgspec.to_builtins(self._config)
         if self._config.fleet.url is not None:
             config["fleet"]["url"] = without_credentials(self._config.fleet.url)
@@ -145,7 +162,7 @@ class AuditRecord:
             "host": writer.host,
             "pid": os.getpid(),
             "boot": boot_of(self._clock).id or None,
-            "config": hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest(),
+            "config": digest_of(encode(config, msgspec.json.Encoder(order="sorted").encode)),
             "settings": {name: config[name] for name in _POLITE},
             "urls": self._config.audit.urls,
             "salt": writer.salt if self._config.audit.urls == "digest" else msgspec.UNSET,
@@ -181,7 +198,7 @@ class AuditRecord:
                 return
         down = record.unreachable_since is not None
         etag, modified = (None, None) if good is None else (good.etag, good.last_modified)
-        self._writer.note(
+        if self._writer.note(
             "robots",
             origin=record.origin,
             source=source,
@@ -194,8 +211,10 @@ class AuditRecord:
             size=size,
             text=digest,
             since=time_text(wall - record.unreachable_for(now)) if down else None,
-        )
-        record.witness = digest or ""
+        ):
+            record.witness = digest or ""
+        else:
+            self._note_source(record.origin, source)
 
     def _stored(self, text: FileText) -> str | None:
         """Store a text, and return its digest; None if that failed."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName
 from gatekeeper.audit.decisions import ChainState, DecisionCheck, Judged, Judgement
 from gatekeeper.audit.lines import (
     AnsweredLine,
@@ -163,8 +164,9 @@ class Verification:
         self.erasures: dict[tuple[Path, str], list[tuple[int, int, int, int]]] = {}
         """By folder and segment: first and last line, and the chain and number that say so."""
 
-    def add(self, *differences: AuditDifference) -> None:
+    def add(self, *found: AuditDifference) -> None:
         """Count differences, and keep them if there are not too many."""
+        differences = [one for one in found if not _is_removed(one)]
         self.result.found += len(differences)
         room = MAX_DIFFERENCES - len(self.result.differences)
         self.result.differences.extend(differences[:room])
@@ -322,6 +324,17 @@ class Verification:
         result.seals = sum(one.seals for one in self.readers)
         result.removed_segments = sum(one.kept_seals for one in self.readers)
         result.chains = [_summary(one) for one in self.readers]
+
+
+def _is_removed(difference: AuditDifference) -> bool:
+    """Return True if the text that a line names may be missing because `audit.keep` has removed
+    both since the line was read."""
+    path = Path(difference.file)
+    name = SegmentName.parse(path.name)
+    if name is None or difference.what not in ("witness", "decision"):
+        return False
+    forms = (path.with_name(str(name._replace(suffix=one))) for one in (OPEN, CLOSED, SEAL))
+    return [one.exists() for one in forms] == [False, False, True]
 
 
 def _not_in(spans: list[tuple[int, int]], first: int, last: int) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gzip
 import logging
 import os
 import secrets
@@ -23,6 +22,7 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -31,36 +31,44 @@ from gatekeeper.audit.chain import (
     CLOSED,
     NO_DIGEST,
     OPEN,
-    UNENCODABLE,
+    SEAL,
     VERSION,
     BadLine,
     SegmentName,
-    as_json,
     chain_name,
     encode,
     seal_fields,
     time_text,
 )
-from gatekeeper.audit.files import compress, lock_file, make_folder
+from gatekeeper.audit.files import (
+    LOCKS,
+    compress,
+    lock_file,
+    make_folder,
+    open_segment,
+    remove_unfinished,
+)
 from gatekeeper.audit.index import DecisionIndex
 from gatekeeper.audit.lines import WRITTEN, SealLine, digest_after, read_line
-from gatekeeper.audit.reading import DAMAGED, ChainFiles, find_chains
+from gatekeeper.audit.reading import DAMAGED, find_chains
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer
 from gatekeeper.config import AuditConfig
-from gatekeeper.errors import ConfigError, StorageError
+from gatekeeper.errors import StorageError
 from gatekeeper.signing import SigningKey
 
 _DAY: Final = 86_400.0
 """Seconds after which a segment is closed."""
 _MAX_WAITING: Final = 1_000
 """Lines that wait for the end of the iteration; further ones are written at once."""
-_MAX_KEPT: Final = 10_000
+MAX_KEPT: Final = 10_000
 """Lines that wait while nothing can be written; further ones are counted."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 """Seconds between two attempts to write."""
 _CLOSING: Final = 600.0
 """Seconds that closing waits for the compression of the last segments."""
+_LOOK: Final = 1.0
+"""Seconds after which the writer looks again whether its open segment was removed."""
 _TAIL: Final = 1 << 20
 """Octets at the end of a segment in which its last line is searched."""
 _MAX_NAMED: Final = 1_000
@@ -113,7 +121,7 @@ class ChainWriter:
         """The chain and the number of the latest line that is no seal."""
         self.sealed: tuple[str, int] | None = None
         """When the chain was last sealed, and the number of that line."""
-        self.salt: str = ""
+        self.salt: str = secrets.token_hex(16)
         """The salt of the digests of URLs."""
         self.failing: str | None = None
         """Why nothing can be written at the moment."""
@@ -126,6 +134,8 @@ class ChainWriter:
         self._retry = SingleTimer(clock, self._try_again)
         self._pause = _FIRST_PAUSE
         self._tasks = OwnedTasks()
+        self._compressing: set[int] = set()
+        """Descriptors of closed segments, which hold their locks."""
         self._closed = True
         self._forget_file()
 
@@ -135,7 +145,8 @@ class ChainWriter:
         """The number of the open segment."""
         self.lines: int = 0
         """The number of lines of the chain."""
-        self._prev, self._first, self._ends, self._rotate_at = NO_DIGEST, 1, 0.0, 0.0
+        self._prev, self._first = NO_DIGEST, 1
+        self._ends = self._rotate_at = self._look_at = 0.0
         self.index: DecisionIndex = DecisionIndex()
         """Of the open segment."""
 
@@ -147,8 +158,7 @@ class ChainWriter:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         try:
-            await asyncio.to_thread(make_folder, self._folder)
-            self.named = await asyncio.to_thread(lambda: list(unsealed(self._folder)))
+            self.named = await asyncio.to_thread(self._prepare)
             self._begin()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
@@ -159,8 +169,14 @@ class ChainWriter:
             self.fail(error)
         _open_writers.add(self)
 
-    def _begin(self) -> None:
-        """Create the first segment of a new chain, with its `start`. Raises OSError."""
+    def _prepare(self) -> list[dict[str, Any]]:
+        make_folder(self._folder)
+        remove_unfinished(self._folder.glob(".*"))
+        return list(unsealed(self._folder))
+
+    def _begin(self) -> bool:
+        """Create the first segment of a new chain, and write its `start` and what waits; see
+        `_write`. Raises OSError."""
         wall = self._clock.wall()
         while True:
             self.name = chain_name(self.host, os.getpid(), wall)
@@ -169,32 +185,33 @@ class ChainWriter:
                 break
             except FileExistsError:  # another gate of this process, at the same moment
                 wall += 1e-6
-        self.salt = secrets.token_hex(16)
         self._waiting.insert(0, self.line("start", **self._start(self)))
-        self._write()
+        return self._write()
 
     async def close(self, reason: str) -> None:
         """Write what waits, the end and the last seal; compress the last segment."""
         _open_writers.discard(self)
         self._closed = True
-        self._waiting.append(self.line("end", reason=reason))
         self._count_omitted()
+        self._waiting.append(self.line("end", reason=reason))
         path = self._seal("end") if self._fd >= 0 and self._write(rotate=False) else None
         self._retry.cancel()
-        if self._fd >= 0:
-            os.close(self._fd)
-        if path is None:
-            _log.error("the audit record %s has no end: %s", self.name, self.failing)
+        if path is not None:
+            self._compress(path)
         else:
-            self._compress(path, self.index)
+            _log.error("the audit record %s has no end: %s", self.name, self.failing)
+            if self._fd >= 0:
+                os.close(self._fd)
         self._forget_file()
         await self._tasks.finish(self._clock, _CLOSING)
 
     def leave_to_parent(self) -> None:
         """Write nothing in a forked child: the parent's chain goes on in the parent."""
-        if self._fd >= 0:
-            os.close(self._fd)
+        for fd in (*self._compressing, self._fd):
+            if fd >= 0:
+                os.close(fd)
         self._closed = True
+        self._compressing.clear()
         self._forget_file()
         self._waiting.clear()
 
@@ -206,24 +223,25 @@ class ChainWriter:
         t = time_text(clock.wall()) if t is None else t
         return WRITTEN[kind](VERSION, 0, "", t, clock.monotonic(), kind, **fields)
 
-    def note(self, kind: str, **fields: Any) -> None:
-        """Write a line of this moment by the end of the loop's iteration."""
-        self.add(self.line(kind, **fields))
+    def note(self, kind: str, **fields: Any) -> bool:
+        """Write a line of this moment by the end of the loop's iteration; see `add`."""
+        return self.add(self.line(kind, **fields))
 
-    def add(self, line: Any) -> None:
-        """Write a line by the end of the loop's iteration."""
+    def add(self, line: Any) -> bool:
+        """Write a line by the end of the loop's iteration. Return False if it is left out."""
         waiting = self._waiting
         if self._closed:
-            return
-        if self.failing is not None and (line.kind in _OPTIONAL or len(waiting) >= _MAX_KEPT):
+            return False
+        if self.failing is not None and (line.kind in _OPTIONAL or len(waiting) >= MAX_KEPT):
             self.omit(self.failing)
-            return
+            return False
         waiting.append(line)
         if not self._armed:
             self._armed = True
             self._loop.call_soon(self._end_of_iteration)
         elif len(waiting) >= _MAX_WAITING and self.failing is None:
             self._write()
+        return True
 
     def add_now(self, line: Any) -> bool:
         """Write a line, and those that wait before it. Return False if that failed: then the line
@@ -236,6 +254,10 @@ class ChainWriter:
         self._waiting.pop()
         return False
 
+    def flush(self) -> bool:
+        """Write the lines that wait. Return False if that failed, or must wait."""
+        return self.failing is None and (not self._waiting or self._write())
+
     def omit(self, why: str, count: int = 1) -> None:
         """Count lines that are left out."""
         if self._omitted and why != self._why:
@@ -247,7 +269,10 @@ class ChainWriter:
     def _count_omitted(self) -> None:
         """Add the line that says how many lines were left out."""
         count, self._omitted = self._omitted, 0
-        if count:
+        last = self._waiting[-1] if self._waiting and self.failing is not None else None
+        if count and last is not None and last.kind == "omitted":
+            last.count += count  # so that what waits is bounded
+        elif count:
             since = time_text(self._omitted_since)
             self._waiting.append(self.line("omitted", count=count, since=since, why=self._why))
 
@@ -258,8 +283,7 @@ class ChainWriter:
 
     def _end_of_iteration(self) -> None:
         self._armed = False
-        if self._waiting and self.failing is None:
-            self._write()
+        self.flush()
 
     # --- writing ------------------------------------------------------------------------
 
@@ -269,23 +293,21 @@ class ChainWriter:
         now = 0.0
         try:
             if self._fd < 0:
-                self._begin()  # which writes all that waits
-                return self.failing is None
+                return self._begin()  # which writes all that waits
             if self._torn:
                 os.ftruncate(self._fd, self._size)
                 self._torn = False
             for line in self._waiting:
                 n += 1
                 line.n, line.prev, now = n, prev, line.m
-                try:
-                    raw = as_json(line)
-                except UNENCODABLE:
-                    raw = encode(line)
+                raw = encode(line)
                 prev = sha256(raw).hexdigest()  # `digest_of`, without a call
                 lines.append(raw)
                 if line.kind in _DECIDED and line.decision is not None:
                     index.add(line.decision, size)
                 size += len(raw) + 1
+            if rotate and now >= self._look_at:
+                self._look_for_file(now)
             lines.append(b"")
             if os.write(self._fd, b"\n".join(lines)) != size - self._size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -309,6 +331,17 @@ class ChainWriter:
         except OSError:
             self._torn = True
 
+    def _look_for_file(self, now: float) -> None:
+        """Raise OSError if the open segment was removed. The next attempt begins another chain,
+        whose start names the last line of this one, which is lost."""
+        self._look_at = now + _LOOK
+        if not os.fstat(self._fd).st_nlink:
+            segment = str(SegmentName(self.name, self.number))
+            self.named.append({"segment": segment, "n": self.lines, "digest": self._prev})
+            os.close(self._fd)
+            self._forget_file()
+            raise FileNotFoundError(errno.ENOENT, "its open segment was removed")
+
     def fail(self, error: OSError) -> None:
         """Note that the chain, or something beside it that lines name, can't be written."""
         why = f"the audit record in {self._folder} can't be written: {error.strerror or error}"
@@ -316,6 +349,8 @@ class ChainWriter:
             _log.error("%s", why)
             self._pause = _FIRST_PAUSE
         self.failing = why
+        if self._closed:
+            return
         self._retry.set(self._clock.monotonic() + self._pause)
         self._pause = min(2.0 * self._pause, _LONGEST_PAUSE)
 
@@ -330,6 +365,9 @@ class ChainWriter:
     def _create(self, number: int) -> int:
         """Create the file of a segment, and return its descriptor. Raises OSError."""
         path = self._folder / str(SegmentName(self.name, number))
+        for suffix in (CLOSED, SEAL):  # of a chain that began at the same time, by a clock set back
+            if path.with_name(str(SegmentName(self.name, number, suffix))).exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
         fd = os.open(path, flags, 0o600)
         lock_file(fd)
@@ -343,7 +381,7 @@ class ChainWriter:
 
     def _rotate(self) -> None:
         """Seal the segment and begin the next one. If that fails, the segment grows."""
-        now, old = self._clock.monotonic(), self._fd
+        now = self._clock.monotonic()
         if now < self._rotate_at:
             return
         self._rotate_at = now + _LONGEST_PAUSE
@@ -352,16 +390,15 @@ class ChainWriter:
         except OSError as error:
             _log.warning("the audit record in %s gets no next segment: %s", self._folder, error)
             return
-        path, index = self._seal("age" if now >= self._ends else "size"), self.index
+        path = self._seal("age" if now >= self._ends else "size")
         if path is None:
             os.close(fd)
             with contextlib.suppress(OSError):
                 (self._folder / str(SegmentName(self.name, self.number + 1))).unlink()
             return
-        os.close(old)
+        self._compress(path)
         self._use(fd, self.number + 1)
         self._rotate_at = 0.0
-        self._compress(path, index)
 
     def _seal(self, reason: str) -> Path | None:
         """Write a seal. Return the path of the segment, or None if that failed."""
@@ -374,24 +411,37 @@ class ChainWriter:
         self.sealed = t, n
         return self._folder / str(SegmentName(self.name, self.number))
 
-    def _compress(self, path: Path, index: DecisionIndex) -> None:
-        self._tasks.start(self._compress_in_thread(path, index, self._clock.wall()))
+    def _compress(self, path: Path) -> None:
+        """Compress the open segment, which has its seal."""
+        if LOCKS:
+            self._compressing.add(self._fd)
+        else:
+            os.close(self._fd)
+        work = partial(self._compress_now, path, self._fd, self.index, self._clock.wall())
+        self._tasks.start(self._compress_in_thread(path, work))
 
-    async def _compress_in_thread(self, path: Path, index: DecisionIndex, wall: float) -> None:
+    async def _compress_in_thread(self, path: Path, work: Callable[[], None]) -> None:
         try:
-            members = await asyncio.to_thread(compress, path, wall)
-            await asyncio.to_thread(index.save, path, members)
+            await asyncio.to_thread(work)
         except OSError as error:  # it stays as it is: as good, but larger
             _log.warning("%s can't be compressed: %s", path, error)
         await self._on_closed()
 
+    def _compress_now(self, path: Path, fd: int, index: DecisionIndex, wall: float) -> None:
+        try:
+            compress(path, wall, index.save)
+        finally:
+            if LOCKS:
+                self._compressing.discard(fd)
+                os.close(fd)
+
 
 def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the last whole line of each chain in the folder that has no last seal, by reading the
-    ends of files alone. Damaged ends are left out."""
-    chains: list[ChainFiles] = []
-    with contextlib.suppress(ConfigError):  # there is none yet
-        chains = [one for one in find_chains([folder]) if one.segments]
+    ends of files alone. Damaged ends are left out. Raises OSError."""
+    if not any(map(SegmentName.parse, os.listdir(folder))):
+        return
+    chains = [one for one in find_chains([folder]) if one.segments]
     open_ones = [one for one in chains if one.segments[max(one.segments)].name.endswith(OPEN)]
     for files in open_ones[-_MAX_NAMED:]:
         for number in sorted(files.segments, reverse=True)[:2]:  # the last may have no line yet
@@ -406,11 +456,10 @@ def unsealed(folder: Path) -> Iterator[dict[str, Any]]:
 def _last_line(path: Path) -> bytes:
     """Return the last whole line of a segment, without its newline. Raises OSError, EOFError or
     zlib.error, and BadLine if there is none near the end."""
-    if path.name.endswith(CLOSED):  # seldom: it has a seal, and its next segment no line
-        with gzip.open(path) as packed:
-            end = b"".join(deque(packed, 1))
-    else:
-        with path.open("rb") as file:
+    with open_segment(path) as file:
+        if path.name.endswith(CLOSED):  # seldom: it has a seal, and its next segment no line
+            end = b"".join(deque(file, 1))
+        else:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             end = file.read()
     whole, newline, _torn = end.rpartition(b"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -15,6 +14,7 @@ import pytest
 
 from gatekeeper import Config, __version__
 from gatekeeper.audit import writer
+from gatekeeper.audit.files import open_either
 from gatekeeper.audit.reading import find_chains, raw_lines
 from gatekeeper.audit.verify import verify
 from gatekeeper.clock import VirtualClock
@@ -31,19 +31,14 @@ def config_of(folder: Path, **sections: dict[str, Any]) -> Config:
 
 def chains_of(folder: Path) -> dict[str, list[Line]]:
     """Return the lines of each chain in a folder, once they were verified."""
-    while True:
-        with contextlib.suppress(FileNotFoundError):  # a process compressed a segment meanwhile
-            return _read_chains(folder)
-
-
-def _read_chains(folder: Path) -> dict[str, list[Line]]:
     assert verify([folder], version=__version__).differences == []
     chains: dict[str, list[Line]] = {}
     for files in find_chains([folder]):
         granted = set[str]()
         lines = chains[files.name] = []
         for _, path in sorted(files.segments.items()):
-            assert path.stat().st_mode & 0o777 == 0o600
+            with open_either(path) as file:
+                assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
             raws = list(raw_lines(path))
             lines += [json.loads(raw.octets or b"") for raw in raws if raw.whole]
         for line in lines:  # what `verify` can't ask of a record from which lines were removed
@@ -60,7 +55,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, octets: int = 0) -> Iterator[None
     left, write = [octets], os.write
 
     def fail(fd: int, data: bytes) -> int:
-        if left[0]:
+        if left[0] or not data:  # nothing can be written to a full disk, too
             part, left[0] = data[: left[0]], 0
             return write(fd, part)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

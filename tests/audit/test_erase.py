@@ -6,18 +6,25 @@ import fcntl
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gatekeeper import __version__
 from gatekeeper.audit import erase as erasing
+from gatekeeper.audit import writer
 from gatekeeper.audit.chain import SegmentName, chain_name
 from gatekeeper.audit.erase import ErasureReport, erase
+from gatekeeper.audit.files import compress, is_written
+from gatekeeper.audit.reading import ChainFiles
+from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.show import lines_about
 from gatekeeper.audit.verify import VerifyReport, verify
 from gatekeeper.cli import main
 from gatekeeper.errors import ConfigError
 from gatekeeper.signing import PublicKey, new_key
+from gatekeeper.testing import ScriptedGate
+from tests.audit.conftest import config_of
 from tests.audit.maker import BEGIN, Maker, changed, rewrite
 
 A, B = "https://a.test", "https://b.test"
@@ -173,6 +180,109 @@ def test_a_crash_in_between_leaves_a_record_that_verifies(
     erased(maker.folder)
     assert verified(maker.folder).differences == []
     assert "a.test" not in everything(maker.folder)
+
+
+def compressed(path: Path) -> None:
+    """Compress a segment, as its writer does."""
+    compress(path, BEGIN, lambda _path, _members: None)
+
+
+@pytest.mark.parametrize("left", ["twin", "seal", "unfinished"])
+def test_nothing_of_the_host_is_left_in_what_killed_processes_left(maker: Maker, left: str) -> None:
+    maker.grant(f"{A}/6", 1.0)
+    octets = maker.path.read_bytes()
+    match left:
+        case "twin":  # killed between the two forms
+            compressed(maker.path)
+            maker.path.write_bytes(octets)
+        case "seal":  # the last line of a segment that `audit.keep` has removed
+            os.utime(maker.path, (1.0, 1.0))
+            remove_old(maker.folder, 2.0, "")
+        case _:
+            for name in (f"{maker.path.name}.gz", "texts/ab/" + "ab" * 32 + ".gz"):
+                path = maker.folder / name
+                path.parent.mkdir(exist_ok=True, parents=True)
+                path.with_name(f".{path.name}.42-7").write_bytes(octets)
+    assert "a.test" in everything(maker.folder)
+    assert erased(maker.folder).left == []
+    assert "a.test" not in everything(maker.folder)
+    assert verified(maker.folder).differences == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_segment_that_was_compressed_or_removed_since_it_was_listed_is_not_made_again(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    listed = erasing.find_chains
+
+    def then_changed(folders: list[Path]) -> list[ChainFiles]:
+        found = listed(folders)
+        if maker.path.exists():
+            compressed(maker.path)
+            if keep:
+                remove_old(maker.folder, BEGIN + 1.0, "")
+        return found
+
+    monkeypatch.setattr(erasing, "find_chains", then_changed)
+    erased(maker.folder)
+    assert not maker.path.exists()
+    assert "a.test" not in everything(maker.folder)
+    assert verified(maker.folder).differences == []
+
+
+async def test_a_segment_is_left_alone_until_it_is_compressed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is erased while it is compressed would come back."""
+    reports = []
+
+    def then_compress(path: Path, *rest: Any) -> None:
+        reports.append(erased(folder, "a.example"))
+        compress(path, *rest)
+        assert is_written(path)
+
+    monkeypatch.setattr(writer, "compress", then_compress)
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        (await gate.acquire("https://a.example/")).end()
+    assert [(one.lines, len(one.left)) for one in reports] == [(0, 1)]
+    assert erased(folder, "a.example").left == []
+    assert "a.example" not in everything(folder)
+    assert verified(folder).differences == []
+
+
+def test_texts_that_were_left_are_removed_by_the_next_call(maker: Maker) -> None:
+    (maker.folder / "texts" / "ab").mkdir(exist_ok=True)
+    (maker.folder / "texts" / "ab" / "notes.gz").write_bytes(gzip.compress(b"not ours"))
+    other = Maker(maker.folder, pid=7, at=BEGIN + 1.0)
+    with other.path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        report = erased(maker.folder)
+        assert (report.lines, report.texts) == (12, 0)
+        assert "run this again" in report.left[0]
+    assert "only-a" in everything(maker.folder)
+    assert erased(maker.folder).texts == 1
+    assert "only-a" not in everything(maker.folder)
+    assert "not ours" in everything(maker.folder)
+
+
+def test_a_text_is_kept_if_its_writer_began_a_segment_meanwhile(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = erasing.find_chains
+    other = Maker(maker.folder, pid=7, at=BEGIN + 1.0)
+    calls: list[int] = []
+
+    def then_rotated(folders: list[Path]) -> list[ChainFiles]:
+        found = listed(folders)
+        calls.append(1)
+        if len(calls) == 2:  # before the texts
+            compressed(other.path)  # and its writer goes on
+        return found
+
+    monkeypatch.setattr(erasing, "find_chains", then_rotated)
+    report = erased(maker.folder)
+    assert (len(calls), report.texts) == (2, 0)
+    assert "texts" in report.left[0]
 
 
 def test_other_hosts_and_names_within_a_name_stay(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
 from pathlib import Path
+from typing import SupportsIndex
 
 import pytest
 
 from gatekeeper import NotYet
 from gatekeeper.audit import files, index
 from gatekeeper.audit.erase import erase
+from gatekeeper.audit.index import DecisionIndex
 from gatekeeper.clock import VirtualClock
 from gatekeeper.gate.parts import FoundLine
 from gatekeeper.testing import ScriptedGate
@@ -37,6 +40,17 @@ async def asked(gate: ScriptedGate, *urls: str) -> list[str]:
 async def find(gate: ScriptedGate, decision: str) -> FoundLine | None:
     assert gate.parts.audit is not None
     return await gate.parts.audit.find(decision)
+
+
+async def places(gate: ScriptedGate, ids: list[str], *numbers: int) -> set[str]:
+    """Find the decisions about the pages with some numbers, and return the segments."""
+    segments = set()
+    for number in numbers:
+        found = await find(gate, ids[number])
+        assert found is not None
+        assert found.line["url"] == f"{A}/{number}"
+        segments.add(found.segment)
+    return segments
 
 
 def urls_of(count: int, origin: str = A) -> list[str]:
@@ -66,10 +80,7 @@ async def test_the_index_of_a_closed_segment_leads_to_the_part_with_the_line(
     segment.write_bytes(bytes(len(octets) // 2) + octets[len(octets) // 2 :])
     async with gate_of(folder) as gate:
         assert await find(gate, ids[0]) is None  # in the part that is no more
-        for number in (30, 39):
-            found = await find(gate, ids[number])
-            assert found is not None
-            assert (found.segment, found.line["url"]) == (segment.name, f"{A}/{number}")
+        assert await places(gate, ids, 30, 39) == {segment.name}
         assert await find(gate, "ffffff-ffffff") is None
 
 
@@ -106,10 +117,7 @@ async def test_two_ids_with_one_key_are_told_apart(
     monkeypatch.setattr(index.zlib, "crc32", lambda _octets: 7)
     async with gate_of(folder) as gate:
         ids = await asked(gate, *urls_of(5))
-        for number, one in enumerate(ids):
-            found = await find(gate, one)
-            assert found is not None
-            assert found.line["url"] == f"{A}/{number}"
+        await places(gate, ids, *range(5))
 
 
 async def test_a_line_that_could_not_be_written_leaves_no_place(
@@ -123,10 +131,30 @@ async def test_a_line_that_could_not_be_written_leaves_no_place(
         await virtual_clock.settle()
         ids = await asked(gate, *urls_of(3))
     async with gate_of(folder) as gate:
-        for number, one in enumerate(ids):
-            found = await find(gate, one)
-            assert found is not None
-            assert found.line["url"] == f"{A}/{number}"
+        await places(gate, ids, *range(3))
+
+
+def test_an_index_is_searched_while_lines_are_added_and_cut() -> None:
+    found = DecisionIndex()
+    seen: list[list[int]] = []
+
+    class Looked(array):  # type: ignore[type-arg]  # another thread looks between two steps
+        def append(self, value: int) -> None:
+            array.append(self, value)
+            seen.append(list(found.find("d")))
+
+        def __delitem__(self, key: SupportsIndex | slice) -> None:
+            array.__delitem__(self, key)
+            seen.append(list(found.find("d")))
+
+    found.keys, found.places = Looked("I"), Looked("Q")
+    found.add("d", 5)
+    found.add("d", 9)
+    looking = found.find("d")
+    assert next(looking) == 5
+    found.cut(9)
+    assert list(looking) == []
+    assert seen == [[], [5], [5], [5, 9], [5], [5]]
 
 
 _KILLED = """
@@ -163,7 +191,7 @@ async def test_an_erased_decision_is_in_no_index(folder: Path) -> None:
     async with gate_of(folder, rotate=8192) as gate:
         ids = await asked(gate, *urls_of(3), *urls_of(3, B))
         others = await asked(gate, *urls_of(10, "https://c.example"))
-        await until(lambda: len(list(folder.glob("*.ids"))) == 1)
+        await until(lambda: not list(folder.glob("*-000001.jsonl")))
         done = erase(folder, "a.example", by="Ann", reason="asked to")
         assert (done.segments, list(folder.glob("*.ids"))) == (1, [])
         assert [await find(gate, one) is not None for one in ids] == [False] * 3 + [True] * 3

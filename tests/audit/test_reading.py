@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gatekeeper import __version__
+from gatekeeper.audit import reading
+from gatekeeper.audit.files import TextStore, compress
 from gatekeeper.audit.retention import remove_old
-from gatekeeper.audit.verify import VerifyReport, verify
+from gatekeeper.audit.verify import Verification, VerifyReport, verify
 from gatekeeper.errors import ConfigError
 from gatekeeper.signing import PublicKey, SigningKey, new_key
 from tests.audit.maker import Maker, changed, rewrite
@@ -368,3 +370,61 @@ def test_differences_are_bounded(tmp_path: Path) -> None:
     report = verified(tmp_path / "a")
     assert report.found > 500
     assert len(report.differences) == 100
+
+
+def run_of(folder: Path) -> Verification:
+    return Verification([folder], __version__, (), 0.1)
+
+
+def test_a_segment_that_is_compressed_while_the_folder_is_listed_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = crawl(Maker(tmp_path / "audit"), 9, rotate=4)
+    lines = verified(maker.folder).lines
+    second, listed = segments(maker.folder)[1], os.listdir
+    calls: list[int] = []
+
+    def without_both_forms(folder: Path) -> list[str]:
+        calls.append(1)
+        return [one for one in listed(folder) if len(calls) > 1 or one != second.name]
+
+    monkeypatch.setattr(reading.os, "listdir", without_both_forms)
+    found = verified(maker.folder)
+    assert (found.differences, found.lines) == ([], lines)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_segments_that_are_compressed_since_they_were_listed_are_read(
+    tmp_path: Path, last: bool
+) -> None:
+    maker, plain = Maker(tmp_path / "audit"), list[Path]()
+    for _ in range(2):
+        plain.append(maker.path)
+        crawl(maker.wait(10.0), 3).seal(compressed=False)
+    lines = verified(maker.folder).lines
+    run = run_of(maker.folder)
+    for path in plain[last:]:
+        compress(path, 0.0, lambda _path, _members: None)
+    assert (run.run().differences, run.result.lines) == ([], lines)
+
+
+def test_segments_that_are_removed_since_they_were_listed_count_by_their_seals(
+    tmp_path: Path,
+) -> None:
+    maker = crawl(Maker(tmp_path / "audit"), 9, rotate=4)
+    run = run_of(maker.folder)
+    remove_old(maker.folder, 2e9, "")
+    assert run.run().differences == []
+    assert run.result.removed_segments == 3
+
+
+def test_a_text_that_is_removed_with_its_segment_while_that_is_read_is_not_missed(
+    tmp_path: Path,
+) -> None:
+    maker = crawl(Maker(tmp_path / "audit"), 9, rotate=4)
+
+    def remove(*_: object) -> None:
+        TextStore(maker.folder).remove(remove_old(maker.folder, 2e9, ""))
+
+    assert run_of(maker.folder).run(remove).differences == []
+    assert not list(maker.folder.glob("texts/*/*"))

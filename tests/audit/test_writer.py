@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gzip
 import os
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gatekeeper import Deferred, StorageError
-from gatekeeper.audit import chain
+from gatekeeper import Deferred, Denied, StorageError, __version__
+from gatekeeper.audit import chain, files, retention, writer
+from gatekeeper.audit.index import index_path
 from gatekeeper.audit.lines import SealLine, read_line
+from gatekeeper.audit.verify import verify
 from gatekeeper.clock import VirtualClock
 from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate
 from tests.audit.conftest import chains_of, config_of, full_disk
+from tests.audit.maker import Maker
 from tests.waiting_support import until
 
 Read = Callable[..., list[dict[str, Any]]]
@@ -282,3 +288,240 @@ async def test_a_lease_of_an_earlier_process_is_held_though_its_line_cant_be_wri
             assert not lease.ended
             assert gate.stats().pacing.in_flight == 1
             lease.end()
+
+
+async def test_texts_are_kept_that_a_segment_names_which_is_compressed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = Maker(tmp_path / "audit")
+    maker.robots(A)
+    maker.seal()
+    maker.robots(A)
+    maker.seal(compressed=False)
+    (plain,) = maker.folder.glob("*.jsonl")
+    (old,) = maker.folder.glob("*.gz")
+    os.utime(old, (1.0, 1.0))
+
+    def then_compress(path: Path) -> Path:
+        files.compress(plain, 9.0, lambda _path, _members: None)
+        return index_path(path)
+
+    monkeypatch.setattr(retention, "index_path", then_compress)
+    assert retention.remove_old(maker.folder, 2.0, maker.name) == set()
+
+
+def test_texts_that_stayed_because_of_another_process_are_removed_later(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "audit")
+    maker.robots(A)
+    maker.seal()
+    other = Maker(maker.folder, pid=7)
+    other.seal()
+    other.line("end", reason="closed")
+    first, second = sorted(maker.folder.glob("*.gz"))
+    for path in (first, second):
+        os.utime(path, (1.0, 1.0))
+    with other.path.open("rb") as file:
+        files.lock_file(file.fileno())
+        assert retention.remove_old(maker.folder, 2.0, "") == set()
+    os.utime(other.path, (1.0, 1.0))
+    assert len(retention.remove_old(maker.folder, 2.0, "")) == 1
+    assert verify([maker.folder], version=__version__).differences == []
+
+
+def test_no_text_is_removed_that_a_process_may_name_which_began_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = Maker(tmp_path / "audit")
+    maker.robots(A)
+    maker.seal()
+
+    def then_begin(path: Path) -> Path:
+        Maker(maker.folder, pid=7).robots(A)
+        return index_path(path)
+
+    monkeypatch.setattr(retention, "index_path", then_begin)
+    assert retention.remove_old(maker.folder, 2e9, "") == set()
+
+
+def test_an_old_segment_that_cant_be_read_stays_and_a_damaged_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = Maker(tmp_path / "audit")
+    for _ in range(3):
+        maker.robots(A)
+        maker.seal()
+    unreadable, damaged, good = sorted(maker.folder.glob("*.gz"))
+    os.mkfifo(maker.path)  # it is not waited for
+    damaged.write_bytes(b"no gzip")
+    opened = retention.open_either
+
+    def fail(path: Path) -> Any:
+        if path == unreadable:
+            raise PermissionError(13, "Permission denied")
+        return opened(path)
+
+    monkeypatch.setattr(retention, "open_either", fail)
+    assert retention.remove_old(maker.folder, 2e9, "") == set()
+    assert sorted(maker.folder.glob("*.gz")) == [unreadable]
+    assert (maker.folder / good.name.replace(".jsonl.gz", ".seal.json")).exists()
+    assert "Permission denied" in caplog.text
+
+
+async def test_a_segment_is_locked_though_another_process_asks_at_that_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = files.lock_file
+
+    def while_asked(fd: int) -> None:
+        (path,) = folder.glob("*.jsonl")
+        other = os.open(path, os.O_RDONLY)
+        fcntl.flock(other, fcntl.LOCK_SH)
+        threading.Timer(0.01, os.close, [other]).start()
+        lock(fd)
+
+    monkeypatch.setattr(writer, "lock_file", while_asked)
+    async with ScriptedGate(config=config_of(folder)):
+        (path,) = folder.glob("*.jsonl")
+        assert files.is_written(path)
+
+
+async def test_what_a_killed_process_did_not_finish_is_removed_at_the_next_start(
+    folder: Path,
+) -> None:
+    folder.mkdir()
+    names = [".x-1-20260101T000000000000Z-000001.jsonl.gz.42-7", ".notes.1-2"]
+    for name in names:
+        (folder / name).write_bytes(b"half")
+    with files.whole_file(folder / "x-2-20260101T000000000000Z-000001.ids"):
+        async with ScriptedGate(config=config_of(folder)):
+            pass
+        left = sorted(one.name for one in folder.glob(".*"))
+    assert left[0] == names[1]
+    assert [one.split("-")[1] for one in left[1:]] == ["2"]  # it is still written
+
+
+async def test_a_chain_goes_on_as_another_one_if_its_open_segment_is_removed(
+    folder: Path, virtual_clock: VirtualClock
+) -> None:
+    config = config_of(folder, host=[{"match": "b.example", "robots": "allow"}])
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        await requests(gate, 2)
+        (lost,) = folder.glob("*.jsonl")
+        lost.unlink()
+        virtual_clock.advance(2.0)
+        with pytest.raises(Deferred, match="its open segment was removed"):
+            await gate.acquire(f"{A}/")
+        virtual_clock.advance(2.0)
+        await requests(gate, 1)
+        (await gate.acquire("https://b.example/")).end()
+    (segment,) = folder.glob("*.jsonl.gz")
+    (found,) = verify([folder], version=__version__).differences
+    assert found.text == f"{lost.name}, which its start names up to line 6, is missing"
+    assert gzip.decompress(segment.read_bytes()).count(b'"kind":"grant"') == 2
+
+
+async def test_a_folder_that_cant_be_listed_is_refused_at_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(writer.os, "listdir", fail)
+    with pytest.raises(StorageError, match=r"can't be used .Permission denied"):
+        async with ScriptedGate(config=config_of(folder)):
+            pass
+
+
+async def test_gates_that_begin_at_the_same_moment_one_after_the_other_have_chains_of_their_own(
+    folder: Path,
+) -> None:
+    for _ in range(3):
+        async with ScriptedGate(config=config_of(folder), clock=VirtualClock()) as gate:
+            await requests(gate, 1)
+    assert len(chains_of(folder)) == 3
+
+
+async def test_what_waits_is_bounded_while_nothing_can_be_written(
+    folder: Path, read_record: Read, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MAX_KEPT", 20)
+    config = config_of(folder, audit={"max_rate": 1, "on_failure": "continue"})
+    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+        gate.say("https://deny.example", "User-agent: *\nDisallow: /\n")
+        with full_disk(monkeypatch):
+            for number in range(100):
+                await requests(gate, 1)
+                gate.say(f"https://{number}.example", "User-agent: *\nDisallow: /x\n")
+                (await gate.acquire(f"https://{number}.example/")).end()
+                for page in range(3):
+                    with pytest.raises(Denied):
+                        await gate.acquire(f"https://deny.example/{page}")
+                virtual_clock.advance(61.0)
+                await virtual_clock.settle()
+        virtual_clock.advance(61.0)
+        await virtual_clock.settle()
+        for number in range(100):  # each has its robots.txt in the record
+            (await gate.acquire(f"https://{number}.example/")).end()
+    assert len(read_record("omitted")) < 20
+    assert len([line for line in read_record() if line["kind"] != "grant"]) < 350
+
+
+async def test_a_chain_that_could_not_begin_begins_later_with_the_salt_that_it_had(
+    folder: Path, read_record: Read, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(path: Path, *rest: Any, opened: Callable[..., int] = os.open) -> int:
+        if str(path).endswith(".jsonl"):
+            raise OSError(28, "No space left on device")
+        return opened(path, *rest)
+
+    salts = list[str]()
+    begin = writer.ChainWriter.open
+
+    async def open_writer(one: writer.ChainWriter) -> None:
+        salts.append(one.salt)  # what waits for the chain has digests with it
+        await begin(one)
+
+    monkeypatch.setattr(writer.ChainWriter, "open", open_writer)
+    config = config_of(folder, audit={"urls": "digest"})
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.os, "open", no_room)
+        gate = ScriptedGate(config=config, clock=virtual_clock)
+        await gate.__aenter__()
+        assert not gate.ready
+    virtual_clock.advance(2.0)
+    await requests(gate, 1)
+    await gate.__aexit__()
+    assert [line["salt"] for line in read_record("start")] == salts
+    assert len(read_record("grant")) == 1
+
+
+@pytest.mark.parametrize("urls", ["full", "digest"])
+async def test_names_that_are_no_utf_8_do_not_stop_the_record(
+    tmp_path: Path, read_record: Read, monkeypatch: pytest.MonkeyPatch, urls: str
+) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff") / "audit"
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(b"h\xff"))
+    group = os.fsdecode(b"g\xff")
+    sections: dict[str, Any] = {
+        "group": [{"name": group, "interval": 0.0}],
+        "host": [{"match": "a.example", "group": group, "reason": group}],
+    }
+    config = config_of(folder, audit={"urls": urls}, **sections)
+    async with ScriptedGate(config=config) as gate:
+        await requests(gate, 1)
+    lines = read_record(folder=folder)
+    assert lines[0]["host"] == r"h\udcff"
+    assert [one["scopes"][1]["scope"] for one in lines if one["kind"] == "grant"] == [
+        r"group:g\udcff"
+    ]
+
+
+async def test_the_end_stands_behind_the_lines_that_were_left_out(
+    folder: Path, read_record: Read
+) -> None:
+    async with ScriptedGate(config=config_of(folder, audit={"max_rate": 1})) as gate:
+        gate.say(A, "User-agent: *\nDisallow: /\n")
+        for _ in range(3):
+            with pytest.raises(Denied):
+                await gate.acquire(f"{A}/")
+    assert [line["kind"] for line in read_record()[-3:]] == ["omitted", "end", "seal"]
