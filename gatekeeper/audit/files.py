@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from gatekeeper.audit.chain import (
     CLOSED,
@@ -91,6 +91,25 @@ def whole_file(path: Path, *, only_copy: bool = False) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def open_segment(path: Path) -> BinaryIO:
+    """Open a segment to read its lines. Raises OSError."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise OSError(0, "not a file", str(path))
+    if path.name.endswith(CLOSED):
+        return cast("BinaryIO", gzip.open(path))
+    return path.open("rb", buffering=262_144)
+
+
+def open_either(path: Path) -> BinaryIO:
+    """Open a segment in the form that is there: it may have been compressed since it was listed.
+    Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return open_segment(path)
+    plain = path.name.removesuffix(CLOSED).removesuffix(OPEN)
+    other = OPEN if path.name.endswith(CLOSED) else CLOSED
+    return open_segment(path.with_name(plain + other))
 
 
 def write_segment(path: Path, lines: Iterable[bytes]) -> None:

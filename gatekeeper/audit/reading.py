@@ -6,7 +6,6 @@ read, and no more than one line of a chain is in memory.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import heapq
 import os
@@ -14,13 +13,13 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from gatekeeper.audit.chain import (
-    CLOSED,
     NO_DIGEST,
     OPEN,
     SEAL,
@@ -29,6 +28,7 @@ from gatekeeper.audit.chain import (
     digest_of,
     is_signed,
 )
+from gatekeeper.audit.files import open_either
 from gatekeeper.audit.lines import (
     MAX_LINE,
     AnsweredLine,
@@ -77,6 +77,9 @@ class ChainFiles(msgspec.Struct, eq=False):
     segments: dict[int, Path]
     seals: dict[int, Path]
     """The seals that removed segments left behind."""
+    copies: dict[int, Path] = msgspec.field(default_factory=dict)
+    """Compressed segments of which the plain one is there as well: the process was killed before
+    it had removed that."""
 
     @property
     def started(self) -> float:
@@ -113,13 +116,15 @@ def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
             names = sorted(os.listdir(folder))
         except OSError as error:
             raise ConfigError(f"{folder}: can't be read ({error.strerror})") from error
-        for name in names:  # a `.jsonl` comes before its `.jsonl.gz`, which may be half written
+        for name in names:  # a `.jsonl` comes before its `.jsonl.gz`
             parts = SegmentName.parse(name)
             if parts is None:
                 continue
             chain = chains.setdefault(parts.chain, ChainFiles(folder, parts.chain, {}, {}))
             parts_of = chain.seals if parts.suffix == SEAL else chain.segments
-            parts_of.setdefault(parts.number, folder / name)
+            if parts.number in parts_of:
+                parts_of = chain.copies
+            parts_of[parts.number] = folder / name
         if not chains:
             raise ConfigError(f"{folder}: no audit record: it has no file NAME-000001{OPEN}")
         for name, chain in chains.items():
@@ -169,7 +174,7 @@ def raw_lines(path: Path) -> Generator[RawLine, None, None]:
 
     Raises OSError, EOFError or zlib.error.
     """
-    with _opened(path) as file:
+    with open_either(path) as file:
         while octets := file.readline(MAX_LINE):
             if octets.endswith(b"\n"):
                 octets = octets[:-1]
@@ -186,21 +191,6 @@ def _long_line(octets: bytes, file: BinaryIO) -> RawLine:
         whole = octets.endswith(b"\n")
         digest.update(octets[:-1] if whole else octets)
     return RawLine(None, digest.hexdigest(), whole)
-
-
-def _opened(path: Path) -> BinaryIO:
-    with suppress(FileNotFoundError):
-        return _open(path)
-    plain = path.name.removesuffix(CLOSED).removesuffix(OPEN)
-    return _open(path.with_name(plain + (OPEN if path.name.endswith(CLOSED) else CLOSED)))
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.exists() and not path.is_file():  # a pipe would never end
-        raise OSError(0, "not a file", str(path))
-    if path.name.endswith(CLOSED):
-        return cast("BinaryIO", gzip.open(path))
-    return path.open("rb", buffering=262_144)
 
 
 def why(error: BaseException) -> str:
@@ -273,6 +263,7 @@ class ChainReader:
             expected = number + 1
             if number in segments:
                 yield from self._segment(number, is_last=number == numbers[-1])
+                self._compare(number)
             else:
                 self._read_kept_seal(seals[number], is_last=number == numbers[-1])
         for n in sorted(n for n in self.wanted if n > self.last):
@@ -313,6 +304,15 @@ class ChainReader:
             self._jump = True
         if not sealed and not is_last:
             self._differ("it ends without a seal, but is not the last segment")
+
+    def _compare(self, number: int) -> None:
+        """Check that the compressed copy of a segment says the same."""
+        if (copy := self.files.copies.get(number)) is not None:
+            with suppress(*DAMAGED):
+                pairs = zip_longest(raw_lines(copy), raw_lines(self.files.segments[number]))
+                if all(one == other for one, other in pairs):
+                    return
+            self._differ(f"it is not what its compressed form {copy.name} has")
 
     def _line(self, octets: bytes | None, digest: str) -> Line | None:
         """Read the next line, and check that it follows; None if it can't be read."""
@@ -403,12 +403,17 @@ def read_chains(
         for named in () if start is None else start.chains:
             parts = SegmentName.parse(named.segment)
             other = parts and by_name.get((reader.files.folder, parts.chain))
-            if other is not None and other is not reader:
-                other.wanted[named.n] = named.digest
-            elif other is None:
-                name = printable(named.segment, 120)
-                text = f"{name}, which its start names up to line {named.n}, is missing"
-                report(AuditDifference("chain", str(reader.files.segments[1]), 1, text))
+            if other is reader:
+                continue
+            if other is None:
+                text = "is missing"
+            elif other.wanted.setdefault(named.n, named.digest) != named.digest:
+                text = "ends otherwise by the start of another chain"
+            else:
+                continue
+            name = printable(named.segment, 120)
+            text = f"{name}, which its start names up to line {named.n}, {text}"
+            report(AuditDifference("chain", str(reader.files.segments[1]), 1, text))
     return readers
 
 
