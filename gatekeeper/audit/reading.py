@@ -49,6 +49,8 @@ from gatekeeper.urls import Target, host_of, parse, printable
 
 DAMAGED = (OSError, EOFError, zlib.error)
 """What a file that can't be read, or a damaged compressed one, raises."""
+_MAX_SHOWN = 2_000
+"""Characters of a difference that are shown."""
 
 
 class AuditDifference(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class AuditDifference(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         place = f"{self.file}: line {self.line}" if self.line else self.file
-        return f"{place}: {self.what}: {self.text}"
+        return f"{place}: {self.what}: {printable(self.text, _MAX_SHOWN)}"
 
 
 Report = Callable[[AuditDifference], None]
