@@ -328,6 +328,31 @@ def test_a_block_that_was_lifted_holds_no_more(maker: Maker) -> None:
     assert verified(maker.folder).differences == []
 
 
+@pytest.mark.parametrize(
+    ("spans", "missing"),
+    [
+        ([[4, 9]], 0),
+        ([[8, 9], [4, 6], [5, 7]], 0),
+        ([[4, 6], [1, 1], [9, 4], [7, 30]], 0),
+        ([[4, 6], [8, 9]], 7),
+        ([[5, 9]], 4),
+        ([[4, 8], [10, 12]], 9),
+        ([], 4),
+    ],
+)
+def test_every_erased_line_is_in_a_span_of_an_erasure(
+    maker: Maker, spans: list[list[int]], missing: int
+) -> None:
+    while maker.n < 9:
+        maker.line("erased", digest="0" * 64)
+        maker.prev = "0" * 64
+    said = {"host": "sha256:0", "by": "ann", "reason": "asked"}
+    maker.line("erasure", segment=maker.path.name, lines=spans, **said)
+
+    found = [one.line for one in verified(maker.folder).differences]
+    assert found == ([missing] if missing else [])
+
+
 def test_a_pause_changes_no_block(maker: Maker) -> None:
     maker.block("a.test", 600.0, reason="no such name")
     pause = {"scope": "a.test", "by": "ann", "reason": None, "since": at(0), "until": None}
