@@ -335,9 +335,9 @@ def test_a_block_that_was_lifted_holds_no_more(maker: Maker) -> None:
         ([[8, 9], [4, 6], [5, 7]], 0),
         ([[4, 6], [1, 1], [9, 4], [7, 30]], 0),
         ([[4, 6], [8, 9]], 7),
-        ([[5, 9]], 4),
+        ([[6, 9]], 5),
         ([[4, 8], [10, 12]], 9),
-        ([], 4),
+        ([], 5),
     ],
 )
 def test_every_erased_line_is_in_a_span_of_an_erasure(
