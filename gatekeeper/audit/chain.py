@@ -36,7 +36,7 @@ MASKED = "***@"
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(
-    r"(?P<chain>[A-Za-z0-9._-]+-\d+-\d{8}T\d{12}Z)-(?P<number>\d{6,18})"
+    r"(?P<chain>[A-Za-z0-9._-]+-\d+-\d{8}T\d{12}Z)-(?P<number>\d{6}|[1-9]\d{6,17})"
     r"(?P<suffix>\.jsonl|\.jsonl\.gz|\.seal\.json)",
     re.ASCII,
 )

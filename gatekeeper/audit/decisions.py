@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from gatekeeper.audit.chain import MASKED, MAX_TEXT, digest_of, text_path
+from gatekeeper.audit.files import open_segment
 from gatekeeper.audit.lines import (
     AnsweredLine,
     ErasedLine,
@@ -224,7 +225,9 @@ class DecisionCheck:
             good = None if before is None else before.good
             if line.text is not None and (good is None or good.text != line.text):
                 # It failed, and an earlier text is known, such as one from the state file.
-                good = replace(line, outcome=_outcome_of(state, line.text))
+                good = replace(line, outcome=line.good or _outcome_of(state, line.text))
+            elif good is None and line.good is not None:  # there was no file, says the state file
+                good = replace(line, outcome=line.good)
         before = None if before is None else before._replace(before=None)
         state.files[line.origin] = KnownFile(line, good, before)
         if outcome is Outcome.INTERNAL and line.outcome != outcome.row.name:
@@ -297,7 +300,8 @@ class DecisionCheck:
                 self.not_checked[uncertain] += 1
                 return Judgement(host=target.host)
             ruled, asked = self._by_files(state, known, line, verdict, target)
-            if known.current.expires_at is not None:
+            # While a file can't be fetched for long, what decides in its place does not expire.
+            if known.current.expires_at is not None and said == ruled[0]:
                 expired = (line.t - known.current.expires_at).total_seconds()
         if self._not_whole(state, line, target, ruled[-1]):
             self.not_checked["the URL is not recorded as a whole"] += 1
@@ -436,7 +440,7 @@ def read_text(folder: Path, digest: str) -> bytes:
         return b""
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
-        with (folder / text_path(digest)).open("rb") as file:
+        with open_segment(folder / text_path(digest)) as file:
             body = decoder.decompress(file.read(MAX_OCTETS), MAX_OCTETS)
     except FileNotFoundError as error:
         raise WrongText(f"the text {digest} is not there") from error

@@ -8,6 +8,7 @@ index says, and a segment without an index is read as a whole.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import zlib
 from array import array
@@ -18,14 +19,17 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, BadLine, SegmentName
 from gatekeeper.audit.files import is_written, open_segment, whole_file
+from gatekeeper.audit.lines import MAX_LINE, read_line
 from gatekeeper.gate.parts import FoundLine
 
 MAX_IDS: Final = 1_000_000
 """Entries of an index, of 12 octets each. A segment with more lines about decisions has none."""
 _MAX_MEMBER: Final = 1_048_576
 """Octets of a member of a compressed segment that are read."""
+_MAX_PLACES: Final = 100
+"""Places of one key that are read. If an index has more, the segment is read as a whole."""
 
 
 class DecisionIndex:
@@ -85,11 +89,13 @@ def index_path(segment: Path) -> Path:
 def _load(segment: Path) -> DecisionIndex | None:
     """Return the index of a closed segment; None if there is none, or only a part of it."""
     found = DecisionIndex()
+    size = found.keys.itemsize + found.places.itemsize
     try:
-        octets = index_path(segment).read_bytes()
+        with open_segment(index_path(segment)) as file:
+            octets = file.read(MAX_IDS * size + 1)
     except OSError:
         return None
-    count, rest = divmod(len(octets), found.keys.itemsize + found.places.itemsize)
+    count, rest = divmod(len(octets), size)
     if rest or not 0 < count <= MAX_IDS:
         return None
     split = count * found.keys.itemsize
@@ -134,23 +140,29 @@ def _find(
         with contextlib.suppress(FileNotFoundError, EOFError, zlib.error):
             for raw in _lines(path, known, decision):
                 if wanted in raw and raw.endswith(b"\n"):
-                    line = msgspec.json.decode(raw)
-                    if line.get("decision") == decision:
-                        return FoundLine(name.chain, path.name, line)
+                    with contextlib.suppress(BadLine):
+                        read_line(raw)
+                        line = msgspec.json.decode(raw)
+                        if line.get("decision") == decision:
+                            return FoundLine(name.chain, path.name, line)
     return None
 
 
 def _lines(path: Path, index: DecisionIndex | None, decision: str) -> Iterator[bytes]:
-    """Yield the lines among which a decision is: by the index, or else all."""
-    if index is None or not index.complete:
+    """Yield the lines among which a decision is: by the index, or else all. Long ones are cut."""
+    places: set[int] | None = None
+    if index is not None and index.complete:
+        places = {*itertools.islice(index.find(decision), _MAX_PLACES + 1)}
+    if places is None or len(places) > _MAX_PLACES:
         with open_segment(path) as lines:
-            yield from lines
+            yield from iter(lambda: lines.readline(MAX_LINE), b"")
         return
     with path.open("rb") as file:
-        for place in index.find(decision):
+        size = file.seek(0, os.SEEK_END)
+        for place in sorted(place for place in places if place < size):
             file.seek(place)
             if path.name.endswith(OPEN):
-                yield file.readline()
+                yield file.readline(MAX_LINE)
             else:
                 decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
                 octets = decoder.decompress(file.read(_MAX_MEMBER), _MAX_MEMBER)

@@ -19,7 +19,11 @@ from gatekeeper.audit.chain import VERSION, BadLine, digest_of
 MAX_LINE = 4_194_304
 """Octets of a line that are read; a longer one is reported, and only its digest is made."""
 
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", description="a SHA-256")]
+Digest = Annotated[
+    str,
+    # `$` also fits before a newline at the end: hence the length.
+    msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64, description="a SHA-256"),
+]
 Time = Annotated[datetime, msgspec.Meta(tz=True, description="RFC 3339, in UTC")]
 Number = Annotated[int, msgspec.Meta(ge=1)]
 Origin = Annotated[str, msgspec.Meta(description="of a site: scheme, host and port")]
@@ -88,6 +92,9 @@ class RobotsLine(ChainLine, frozen=True, kw_only=True, tag="robots"):
     size: int | None
     text: Digest | None
     since: Time | None
+    good: str | None = None
+    """Since then, the outcome of the last attempt that did not fail: the file, or its absence, that
+    decides if it lasts. None: there was none."""
 
 
 class ScopeInForce(msgspec.Struct, frozen=True, gc=False):

@@ -51,9 +51,9 @@ class HeldScope(NamedTuple):
     scope: str
     since: float
     until: float
+    """Without end: a pause."""
     own: bool
     """The process of the lease itself said so."""
-    paused: bool
 
 
 class ScopeLog(msgspec.Struct):
@@ -68,7 +68,8 @@ class ScopeLog(msgspec.Struct):
     blocked_by: int = -1
     """The chain that says so."""
     block_reason: str | None = None
-    paused: bool = False
+    paused_since: float = _INF
+    paused_by: int = -1
     shortest: float = _INF
     """The shortest time between two starts in seconds, and the interval in force then."""
     interval_then: float = 0.0
@@ -114,9 +115,12 @@ class Pace:
         holds = []
         for log, one in scopes:
             lifted = line.robots and log.block_reason == _NAME_IS_GONE
-            if (log.blocked_until > wall or log.paused) and not lifted:
+            if log.blocked_until > wall and not lifted:
                 own, since, until = chain == log.blocked_by, log.blocked_since, log.blocked_until
-                holds.append(HeldScope(one.scope, since, until, own, log.paused))
+                holds.append(HeldScope(one.scope, since, until, own))
+            if log.paused_since < _INF:
+                own = chain == log.paused_by
+                holds.append(HeldScope(one.scope, log.paused_since, _INF, own))
             log.open += 1
         if len(self._open) >= MAX_OPEN:
             yield from self._close(next(iter(self._open)), None)
@@ -159,8 +163,7 @@ class Pace:
     def pause(self, line: PauseLine, wall: float, chain: int) -> None:
         """Note a pause, or its end."""
         log = self._log(line.scope)
-        log.paused = not line.ended
-        log.blocked_since, log.blocked_by, log.block_reason = wall, chain, line.reason
+        log.paused_since, log.paused_by = _INF if line.ended else wall, chain
 
     # --- the checks -----------------------------------------------------------------------------
 
@@ -171,8 +174,8 @@ class Pace:
             if wall < one.since + (0.0 if one.own else slack):
                 continue  # it was granted before
             left = one.until - wall
-            if one.paused or left > slack:
-                text = "paused" if one.paused else f"blocked for {left:.3f} s more"
+            if left > slack:
+                text = "paused" if left == _INF else f"blocked for {left:.3f} s more"
                 where = lease.grant.file, lease.grant.n
                 yield AuditDifference("pace", *where, f"{one.scope} is {text}")
 

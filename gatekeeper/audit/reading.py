@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -48,6 +49,8 @@ from gatekeeper.urls import Target, host_of, parse, printable
 
 DAMAGED = (OSError, EOFError, zlib.error)
 """What a file that can't be read, or a damaged compressed one, raises."""
+_MAX_SHOWN = 2_000
+"""Characters of a difference that are shown."""
 
 
 class AuditDifference(msgspec.Struct, frozen=True):
@@ -62,7 +65,7 @@ class AuditDifference(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         place = f"{self.file}: line {self.line}" if self.line else self.file
-        return f"{place}: {self.what}: {self.text}"
+        return f"{place}: {self.what}: {printable(self.text, _MAX_SHOWN)}"
 
 
 Report = Callable[[AuditDifference], None]
@@ -76,6 +79,9 @@ class ChainFiles(msgspec.Struct, eq=False):
     segments: dict[int, Path]
     seals: dict[int, Path]
     """The seals that removed segments left behind."""
+    copies: dict[int, Path] = msgspec.field(default_factory=dict)
+    """Compressed segments of which the plain one is there as well: the process was killed before
+    it had removed that."""
 
     @property
     def started(self) -> float:
@@ -120,7 +126,9 @@ def find_chains(folders: Iterable[Path]) -> list[ChainFiles]:
                 continue
             chain = chains.setdefault(parts.chain, ChainFiles(folder, parts.chain, {}, {}))
             parts_of = chain.seals if parts.suffix == SEAL else chain.segments
-            parts_of.setdefault(parts.number, folder / name)
+            if parts.number in parts_of:
+                parts_of = chain.copies
+            parts_of[parts.number] = folder / name
         if not chains:
             raise ConfigError(f"{folder}: no audit record: it has no file NAME-000001{OPEN}")
         for name, chain in chains.items():
@@ -260,6 +268,7 @@ class ChainReader:
             expected = number + 1
             if number in segments:
                 yield from self._segment(number, is_last=number == numbers[-1])
+                self._compare(number)
             else:
                 self._read_kept_seal(seals[number], is_last=number == numbers[-1])
         for n in sorted(n for n in self.wanted if n > self.last):
@@ -305,6 +314,15 @@ class ChainReader:
             self._jump = True
         if not sealed and not is_last:
             self._differ("it ends without a seal, but is not the last segment")
+
+    def _compare(self, number: int) -> None:
+        """Check that the compressed copy of a segment says the same."""
+        if (copy := self.files.copies.get(number)) is not None:
+            with suppress(*DAMAGED):
+                pairs = zip_longest(raw_lines(copy), raw_lines(self.files.segments[number]))
+                if all(one == other for one, other in pairs):
+                    return
+            self._differ(f"it is not what its compressed form {copy.name} has")
 
     def _line(self, octets: bytes | None, digest: str) -> Line | None:
         """Read the next line, and check that it follows; None if it can't be read."""
@@ -395,12 +413,17 @@ def read_chains(
         for named in () if start is None else start.chains:
             parts = SegmentName.parse(named.segment)
             other = parts and by_name.get((reader.files.folder, parts.chain))
-            if other is not None and other is not reader:
-                other.wanted[named.n] = named.digest
-            elif other is None:
-                name = printable(named.segment, 120)
-                text = f"{name}, which its start names up to line {named.n}, is missing"
-                report(AuditDifference("chain", str(reader.files.segments[1]), 1, text))
+            if other is reader:
+                continue
+            if other is None:
+                text = "is missing"
+            elif other.wanted.setdefault(named.n, named.digest) != named.digest:
+                text = "ends otherwise by the start of another chain"
+            else:
+                continue
+            name = printable(named.segment, 120)
+            text = f"{name}, which its start names up to line {named.n}, {text}"
+            report(AuditDifference("chain", str(reader.files.segments[1]), 1, text))
     return readers
 
 

@@ -211,6 +211,7 @@ class AuditRecord:
             size=size,
             text=digest,
             since=time_text(wall - record.unreachable_for(now)) if down else None,
+            good=good.outcome.row.name if down and good is not None else None,
         ):
             record.witness = digest or ""
         else:

@@ -38,6 +38,8 @@ _MAX_BARS: Final = 120
 """Points in time of the chart. They move apart when a record is longer."""
 _MAX_TEXT: Final = 300
 _OTHERS: Final = "others"
+_DEEPEST: Final = 20
+"""Objects within objects that are shown."""
 
 
 class HostRow(msgspec.Struct, gc=False):
@@ -248,12 +250,14 @@ def what_it_sets(line: OverrideLine) -> str:
     return _words({k: v for k, v in (line.rule or {}).items() if v is not None and k not in _SHOWN})
 
 
-def _words(value: Any) -> str:
+def _words(value: Any, depth: int = 0) -> str:
     """Return a value as text for people."""
+    if depth > _DEEPEST:
+        return "..."
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_words(one, depth + 1)}" for key, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_words, value))
+        return ", ".join(_words(one, depth + 1) for one in value)
     return "yes" if value is True else "no" if value is False else str(value)
 
 

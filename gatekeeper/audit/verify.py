@@ -8,13 +8,15 @@ against the owner of the files.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
 
-from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName, chain_name
 from gatekeeper.audit.decisions import ChainState, DecisionCheck, Judged, Judgement
 from gatekeeper.audit.lines import (
     AnsweredLine,
@@ -47,6 +49,8 @@ MAX_DIFFERENCES = 100
 _MAX_CHAINS_SHOWN = 20
 _LATE = 120.0
 """Seconds that a file may be used after it has expired: a lease may be late."""
+_NAMED_BEFORE = 60.0
+"""Seconds from the time in a chain's name to its start, at most."""
 BOUNDARY = (
     "Every change before the last signed or anchored seal of a chain is found. Behind it, a line "
     "that was changed or added is found if the lines behind it were left as they are; a tail that "
@@ -205,8 +209,8 @@ class Verification:
     def look(self, entry: ChainEntry, line: Line) -> None:
         """Check one line by its kind."""
         state, wall = self.states[entry.chain], entry.wall
-        if line.n == 1 and not isinstance(line, StartLine | ErasureLine):
-            self.differ("chain", entry, "its chain does not begin with a start")
+        if line.n == 1:
+            self.check_begin(entry, line)
         match line:
             case GrantLine():
                 judged = self.judge(entry, line)
@@ -230,6 +234,16 @@ class Verification:
             case _:
                 state.note(line)
 
+    def check_begin(self, entry: ChainEntry, line: Line) -> None:
+        """Check the first line of a chain."""
+        if isinstance(line, StartLine):
+            files = self.readers[entry.chain].files
+            named = chain_name(line.host, line.pid, files.started)
+            if files.name != named or abs(files.started - entry.wall) > _NAMED_BEFORE:
+                self.differ("chain", entry, "its files are not named after its start")
+        elif not isinstance(line, ErasureLine):
+            self.differ("chain", entry, "its chain does not begin with a start")
+
     def judge(self, entry: ChainEntry, line: Judged) -> Judgement:
         """Make a decision again, and report how it differs."""
         state = self.states[entry.chain]
@@ -252,7 +266,8 @@ class Verification:
         if not self.by_other(state):
             self.differ(what, entry, text)
         elif len(self.result.notes) < MAX_DIFFERENCES and entry.line is not None:
-            self.result.notes.append(f"{entry.file}: line {entry.line.n}: {what}: {text}")
+            note = AuditDifference(what, entry.file, entry.line.n, text)
+            self.result.notes.append(str(note))
 
     def check_interval(
         self, entry: ChainEntry, line: GrantLine, state: ChainState, judged: Judgement
@@ -288,8 +303,9 @@ class Verification:
         self.erasures.setdefault((folder, line.segment), []).extend(spans)
         if len(self.result.erased_by) < MAX_DIFFERENCES:
             at = moment_text(utc(entry.wall))
-            host, by, why = (printable(one, 200) for one in (line.host, line.by, line.reason))
-            self.result.erased_by.append(f"{at} {by}: {host} ({why}), in {line.segment}")
+            said = line.host, line.by, line.reason, line.segment
+            host, by, why, segment = (printable(one, 200) for one in said)
+            self.result.erased_by.append(f"{at} {by}: {host} ({why}), in {segment}")
 
     def compare_erasures(self) -> None:
         """Check that an erasure names each erased line: a signed one, if seals have to be."""
@@ -298,8 +314,14 @@ class Verification:
                 self.result.erased += sum(last - first + 1 for first, last in spans)
                 said = self.erasures.get((reader.files.folder, segment), ())
                 named = sorted((first, last) for first, last, *by in said if self.is_signed(*by))
+                joined: list[list[int]] = []
+                for first, last in named:
+                    if joined and first <= joined[-1][1] + 1:
+                        joined[-1][1] = max(joined[-1][1], last)
+                    else:
+                        joined.append([first, last])
                 for first, last in spans:
-                    if n := _not_in(named, first, last):
+                    if n := _not_in(joined, first, last):
                         text = "it was erased, but no erasure that holds names it"
                         name = str(reader.files.folder / segment)
                         self.add(AuditDifference("erasure", name, n, text))
@@ -337,14 +359,15 @@ def _is_removed(difference: AuditDifference) -> bool:
     return [one.exists() for one in forms] == [False, False, True]
 
 
-def _not_in(spans: list[tuple[int, int]], first: int, last: int) -> int:
-    """Return the first number from `first` to `last` that no span has; 0 if they have all."""
-    for low, high in spans:
-        if low <= first <= high:
-            first = high + 1
-        if first > last:
-            return 0
-    return first
+def _not_in(spans: list[list[int]], first: int, last: int) -> int:
+    """Return the first number from `first` to `last` that no span has; 0 if they have all.
+
+    `spans` are sorted, and do not touch.
+    """
+    at = bisect.bisect_right(spans, first, key=itemgetter(0)) - 1
+    if at >= 0 and spans[at][1] >= first:
+        first = spans[at][1] + 1
+    return first if first <= last else 0
 
 
 def _summary(reader: ChainReader) -> ChainSummary:

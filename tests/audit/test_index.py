@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zlib
 from array import array
 from pathlib import Path
 from typing import SupportsIndex
@@ -97,6 +99,39 @@ async def test_without_a_whole_index_the_segment_is_read(folder: Path, left: int
         ids_path.write_bytes(octets[:left])
     async with gate_of(folder) as gate:
         assert (await find(gate, ids[7])) is not None
+
+
+@pytest.mark.parametrize(
+    "places",
+    [[2**64 - 1] * 3, [1, 2, 3], list(range(5_000))],
+    ids=["behind the end", "in a part", "very many"],
+)
+async def test_a_wrong_index_ends_in_an_answer(folder: Path, places: list[int]) -> None:
+    """It may say that there is no such line: it is a hint of who can write to the folder."""
+    async with gate_of(folder) as gate:
+        ids = await asked(gate, *urls_of(20))
+    (ids_path,) = folder.glob("*.ids")
+    keys = array("I", [zlib.crc32(ids[7].encode())] * len(places))
+    ids_path.write_bytes(keys.tobytes() + array("Q", places).tobytes())
+    async with gate_of(folder) as gate:
+        assert (await find(gate, ids[7]) is not None) is (len(places) > 100)
+        assert await find(gate, "ffffff-ffffff") is None
+        ids_path.unlink()
+        os.mkfifo(ids_path)
+        assert await find(gate, ids[7]) is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[%s]", b'{"a":[%s' + b"[" * 100_000, b'{"v":1,%s}', b"x" * 5_000_000 + b"%s", b"{%s}"],
+    ids=range(5),
+)
+async def test_what_is_no_line_is_no_decision(folder: Path, line: bytes) -> None:
+    folder.mkdir()
+    octets = line.replace(b"%s", b'"decision":"aa-1"') + b"\n"
+    (folder / "web-1-20260131T120000000000Z-000001.jsonl").write_bytes(octets)
+    async with gate_of(folder) as gate:
+        assert await find(gate, "aa-1") is None
 
 
 async def test_the_index_of_a_busy_segment_is_bounded(

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from gatekeeper import __version__
 from gatekeeper.audit import reading
+from gatekeeper.audit.chain import CLOSED, OPEN, digest_of, text_path
 from gatekeeper.audit.files import TextStore, compress
 from gatekeeper.audit.retention import remove_old
-from gatekeeper.audit.verify import Verification, VerifyReport, verify
+from gatekeeper.audit.verify import Verification, VerifyReport, lines_of, verify
 from gatekeeper.errors import ConfigError
 from gatekeeper.signing import PublicKey, SigningKey, new_key
 from tests.audit.maker import Maker, changed, rewrite
@@ -161,6 +162,69 @@ def test_a_line_that_a_later_start_names_must_be_that_line(tmp_path: Path) -> No
 
     (one,) = verified(tmp_path / "a").differences
     assert (one.line, "later start" in one.text) == (named["n"], True)
+
+
+def test_a_later_start_that_names_another_line_hides_no_change(tmp_path: Path) -> None:
+    """Whoever changes the end of a chain can add a chain that names the new end."""
+    killed = crawl(Maker(tmp_path / "a"), 3)
+    honest = killed.last()
+    crawl(Maker(tmp_path / "a", pid=43, at=killed.now + 60, chains=(honest,)), 1)
+    rewrite(killed.path, lambda rows: [*rows[:-1], changed(rows[-1], size=7)])
+    forged = honest | {"digest": digest_of(killed.path.read_bytes().splitlines()[-1])}
+    crawl(Maker(tmp_path / "a", pid=44, at=killed.now + 120, chains=(forged,)), 1)
+
+    found = verified(tmp_path / "a").differences
+    assert {(one.line, Path(one.file).name) for one in found} >= {(honest["n"], honest["segment"])}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("web-42-", "other-42-"), ("web-42-", "web-43-"), ("-20260131T", "-20270131T")]
+)
+def test_a_chain_under_another_name_is_found_without_a_key(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    crawl(Maker(tmp_path / "a"), 4, rotate=2)
+    for path in segments(tmp_path / "a"):
+        path.rename(path.with_name(path.name.replace(old, new)))
+
+    assert "not named after" in verified(tmp_path / "a").differences[0].text
+
+
+def test_a_number_of_a_segment_has_one_spelling(signed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(signed, tmp_path / "audit")
+    first = segments(folder)[0]
+    first.rename(first.with_name(first.name.replace("-000001.", "-0000001.")))
+
+    assert "segments 1 to 1 are missing" in verified(folder).differences[0].text
+
+
+@pytest.mark.parametrize("form", [CLOSED, OPEN])
+def test_both_forms_of_a_segment_have_to_say_the_same(
+    signed: Path, tmp_path: Path, form: str
+) -> None:
+    """A process that is killed as it compresses a segment leaves both."""
+    folder = shutil.copytree(signed, tmp_path / "audit")
+    first = segments(folder)[0]
+    first.with_suffix("").write_bytes(gzip.decompress(first.read_bytes()))
+    assert verified(folder).differences == []
+
+    (one,) = folder.glob(f"*-000001{form}")
+    rewrite(one, lambda rows: [*rows[:3], changed(rows[3], m=0.5), *rows[4:]])
+    assert "compressed form" in "".join(found.text for found in verified(folder).differences)
+
+
+def test_what_differs_is_shown_without_characters_that_control_a_terminal(tmp_path: Path) -> None:
+    maker = crawl(Maker(tmp_path / "a"), 1)
+    evil = "\x1b[2J\u202e\n"
+    scope = {"scope": evil, "interval": 9.0, "source": evil, "since": None}
+    for _ in range(2):
+        maker.outcome(maker.grant(f"{SITE}/1", scopes=[scope]))
+    said = {"host": evil, "by": evil, "reason": evil}
+    maker.line("erasure", segment=evil, lines=[[1, 1]], **said)
+
+    report = verified(tmp_path / "a")
+    assert report.found > 2
+    assert all(line.isprintable() for line in lines_of(report))
 
 
 # --- seals --------------------------------------------------------------------------------------
@@ -344,6 +408,24 @@ def test_a_pipe_in_place_of_a_segment_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(maker.path)
 
     assert "not a file" in verified(tmp_path / "a").differences[0].text
+
+
+def test_a_pipe_in_place_of_a_text_is_not_waited_for(tmp_path: Path) -> None:
+    maker = crawl(Maker(tmp_path / "a"), 1)
+    text = tmp_path / "a" / text_path(digest_of(str(maker.texts[SITE]).encode()))
+    text.unlink()
+    os.mkfifo(text)
+
+    assert "not a file" in verified(tmp_path / "a").differences[0].text
+
+
+def test_a_digest_with_a_newline_is_none(tmp_path: Path) -> None:
+    maker = crawl(Maker(tmp_path / "a"), 1)
+    maker.line("end", reason="x")
+    maker.prev += "\n"
+    maker.robots(SITE, text="ab" * 32 + "\n")
+
+    assert "no line of a record" in verified(tmp_path / "a").differences[0].text
 
 
 def test_a_folder_without_a_record_is_a_clear_error(tmp_path: Path) -> None:

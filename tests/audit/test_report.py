@@ -48,6 +48,20 @@ def maker(tmp_path: Path) -> Maker:
     return made
 
 
+def test_a_chain_without_a_line_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "web-1-20260131T120000000000Z-000001.jsonl").touch()
+    assert "None" not in report_page(reported(tmp_path))
+
+
+def test_values_within_values_are_shown_to_a_bounded_depth(tmp_path: Path) -> None:
+    made, deep = Maker(tmp_path / "audit"), json.loads('{"a":' * 400 + "1" + "}" * 400)
+    made.robots(A)
+    made.outcome(made.grant(f"{A}/1", 10.0), signals=deep)
+    made.override("a.test", "allow", rule=deep)
+
+    assert "a a ..." in report_page(reported(made.folder))
+
+
 def test_a_report_sums_up_what_was_done(maker: Maker) -> None:
     report = reported(maker.folder)
 

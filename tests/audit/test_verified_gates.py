@@ -110,6 +110,25 @@ async def test_a_file_that_the_state_file_kept_is_verified_in_the_next_chain(
     assert len(report.chains) == 2
 
 
+async def test_an_absence_that_the_state_file_kept_decides_while_the_file_cant_be_fetched(
+    tmp_path: Path,
+) -> None:
+    folder, clock = tmp_path / "audit", VirtualClock()
+    config = config_of(folder, storage={"path": str(tmp_path / "state.sqlite")})
+    for said in (404, 503):
+        async with ScriptedGate(config=config, clock=clock) as gate:
+            gate.say(A, said)
+            for seconds in (0.0, 50_000.0):
+                clock.advance(seconds)
+                await drive(clock, ask(gate, f"{A}/1"))
+        clock.advance(90_000.0)
+
+    report = verified(folder)
+    assert report.differences == []
+    assert (report.kinds["refused"], report.decisions) == (1, 4)
+    check_schema(folder)
+
+
 async def test_a_rule_that_the_decider_ignores_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

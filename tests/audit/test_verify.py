@@ -328,6 +328,57 @@ def test_a_block_that_was_lifted_holds_no_more(maker: Maker) -> None:
     assert verified(maker.folder).differences == []
 
 
+@pytest.mark.parametrize(
+    ("spans", "missing"),
+    [
+        ([[4, 9]], 0),
+        ([[8, 9], [4, 6], [5, 7]], 0),
+        ([[4, 6], [1, 1], [9, 4], [7, 30]], 0),
+        ([[4, 6], [8, 9]], 7),
+        ([[6, 9]], 5),
+        ([[4, 8], [10, 12]], 9),
+        ([], 5),
+    ],
+)
+def test_every_erased_line_is_in_a_span_of_an_erasure(
+    maker: Maker, spans: list[list[int]], missing: int
+) -> None:
+    while maker.n < 9:
+        maker.line("erased", digest="0" * 64)
+        maker.prev = "0" * 64
+    said = {"host": "sha256:0", "by": "ann", "reason": "asked"}
+    maker.line("erasure", segment=maker.path.name, lines=spans, **said)
+
+    found = [one.line for one in verified(maker.folder).differences]
+    assert found == ([missing] if missing else [])
+
+
+def test_a_pause_changes_no_block(maker: Maker) -> None:
+    maker.block("a.test", 600.0, reason="no such name")
+    pause = {"scope": "a.test", "by": "ann", "reason": None, "since": at(0), "until": None}
+    maker.line("pause", **pause, ended=False)
+    maker.line("pause", **pause, ended=True)
+    asks = {"robots": True, "reason": None, "line": None, "text": None}
+    maker.wait(10.0).page(f"{A}/robots.txt", 1.0, **asks)  # whether the name is there again
+    assert verified(maker.folder).differences == []
+
+    maker.wait(10.0).page(f"{A}/1")
+    assert ["blocked for" in one.text for one in verified(maker.folder).differences] == [True]
+
+
+def test_what_decides_while_a_file_cant_be_fetched_does_not_expire(tmp_path: Path) -> None:
+    """The gate answers by it, and tries again behind the answer."""
+    maker = Maker(tmp_path / "audit")
+    maker.robots(A)
+    maker.robots(A, outcome="timeout", status=None, since=at(0), expires_at=at(600))
+    maker.wait(90_000.0).page(f"{A}/x")
+    assert verified(maker.folder).differences == []
+
+    maker.robots(B, None, expires_at=at(600))
+    maker.page(f"{B}/x", 1.0)
+    assert ["expired" in one.text for one in verified(maker.folder).differences] == [True]
+
+
 # --- settings of privacy --------------------------------------------------------------------------
 
 

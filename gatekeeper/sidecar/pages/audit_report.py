@@ -100,11 +100,11 @@ def _head(report: AuditReport) -> Iterable[Child]:
         said = badge("bad", text)
     yield html.paragraph(said, class_="lead")
     names = ", ".join(report.user_agents) or "an unknown crawler"
-    yield html.paragraph(
-        f"This is what {names} did from {verified.first} to {verified.last} (UTC), by the record "
-        "that it wrote while it did so.",
-        class_="lead",
+    span = (
+        f"from {verified.first} to {verified.last} (UTC)" if verified.first else "so far: nothing"
     )
+    text = f"This is what {names} did {span}, by the record that it wrote while it did so."
+    yield html.paragraph(text, class_="lead")
     yield html.cards(
         [
             card("Hosts", len(report.hosts) + report.other_hosts, "that were asked, or refused"),

@@ -217,10 +217,10 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
     if _DECISION_ID.fullmatch(wanted):
         try:
             line = await audit.find(wanted)
+            if line is not None:
+                return json_response(_from_record(line))
         except (OSError, ValueError) as error:
             raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
-        if line is not None:
-            return json_response(_from_record(line))
     where = f"gatekeeper audit show {service.config.audit.folder} {wanted[:64]}"
     raise Problem(
         404,
