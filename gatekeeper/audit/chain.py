@@ -159,7 +159,8 @@ def chain_name(host: str, pid: int, wall: float) -> str:
     >>> chain_name("web/1", 42, 1769860800.25)
     'web_1-42-20260131T120000250000Z'
     """
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "_"
+    written = host.encode("utf-8", "backslashreplace").decode()  # as in the start
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", written) or "_"
     at = _EPOCH + timedelta(seconds=wall)
     return f"{plain}-{pid}-{at:%Y%m%dT%H%M%S}{at.microsecond:06d}Z"
 
