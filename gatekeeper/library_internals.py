@@ -399,7 +399,7 @@ def send_once_by_scrapy(crawler: Any) -> None:
     downloader = getattr(crawler.engine, "downloader", None)
     handlers = getattr(getattr(downloader, "handlers", None), "_handlers", {})
     for handler in handlers.values():
-        pool = getattr(handler, "_pool", None)
+        pool: Any = getattr(handler, "_pool", None)
         if hasattr(pool, "retryAutomatically"):
             pool.retryAutomatically = False
 
