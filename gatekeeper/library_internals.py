@@ -30,7 +30,7 @@ connect_through      httpx sends over a pool whose             ConfigError
                      addresses the guard judges
 is_scrapy_closing    a stopped crawl waits for no lease        it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its host is due    up to 5 s later, by its heartbeat
-send_once_by_scrapy  each request of Scrapy has a lease        Twisted repeats a GET without one if a
+send_once_by_scrapy  Twisted sends each request once           it repeats a GET without a lease if a
                                                                kept connection broke
 bounded_parser       bounds the memory of a store's reply      no bound
 ===================  ========================================  =====================================
@@ -399,7 +399,7 @@ def send_once_by_scrapy(crawler: Any) -> None:
     downloader = getattr(crawler.engine, "downloader", None)
     handlers = getattr(getattr(downloader, "handlers", None), "_handlers", {})
     for handler in handlers.values():
-        pool = getattr(handler, "_pool", None)
+        pool: Any = getattr(handler, "_pool", None)
         if hasattr(pool, "retryAutomatically"):
             pool.retryAutomatically = False
 
