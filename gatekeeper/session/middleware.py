@@ -107,8 +107,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
             self.seconds_left = self.ends - timer.clock.monotonic()
 
     def ran_out(self, error: BaseException | None = None) -> bool:
-        """End a hop without a body, or one that failed with the error. Return True if the deadline
-        caused the error.
+        """End a hop that has no body, or failed with the error. Return True if the deadline caused
+        the error.
 
         A cancellation from elsewhere at the same moment is not swallowed.
         """
@@ -221,6 +221,8 @@ def gate_middleware_with(
             response = await send(request)
             redirected = _take_head(response, limit, lease, adopted, answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
+            if limit is not None:
+                limit.ran_out()
             return await pass_gate(limit, request, handler)
         except BaseException as error:
             if unreached is not None:
