@@ -217,12 +217,10 @@ def gate_middleware_with(
         try:
             if limit is not None:
                 limit.begin(task)
-            send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
+            send = handler if lapsed is None else partial(_send_held, handler, lapsed, lease, limit)
             response = await send(request)
             redirected = _take_head(response, limit, lease, adopted, answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
-            if limit is not None:
-                limit.ran_out()
             return await pass_gate(limit, request, handler)
         except BaseException as error:
             if unreached is not None:
@@ -237,10 +235,11 @@ def gate_middleware_with(
     return pass_gate
 
 
-async def _send_while_held(
+async def _send_held(
     handler: ClientHandlerType,
     lapsed: Callable[[HeldLease], bool],
     lease: HeldLease,
+    limit: RequestDeadline | None,
     request: ClientRequest,
 ) -> ClientResponse:
     """Send the request if the hold of its lease lasts until the connection is made.
@@ -251,6 +250,10 @@ async def _send_while_held(
     look = before_send.set(partial(lapsed, lease))
     try:
         return await handler(request)
+    except HoldLapsed:
+        if limit is not None:
+            limit.ran_out()
+        raise
     finally:
         before_send.reset(look)
 
