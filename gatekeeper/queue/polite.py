@@ -401,6 +401,7 @@ class PoliteQueue:
             await self._getters.wait()
         if self._closed:
             raise GateClosed(_CLOSED)
+        self._getters.wake()  # this task took nothing, and may never
 
     def _nothing_to_get(self) -> bool:
         return not (self._callbacks.errors or self._closed or self._queues.any_ready())

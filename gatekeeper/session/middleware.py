@@ -107,8 +107,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
             self.seconds_left = self.ends - timer.clock.monotonic()
 
     def ran_out(self, error: BaseException | None = None) -> bool:
-        """End a hop without a body, or one that failed with the error. Return True if the deadline
-        caused the error.
+        """End a hop that has no body, or failed with the error. Return True if the deadline caused
+        the error.
 
         A cancellation from elsewhere at the same moment is not swallowed.
         """
@@ -217,7 +217,7 @@ def gate_middleware_with(
         try:
             if limit is not None:
                 limit.begin(task)
-            send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
+            send = handler if lapsed is None else partial(_send_held, handler, lapsed, lease, limit)
             response = await send(request)
             redirected = _take_head(response, limit, lease, adopted, answered)
         except HoldLapsed:  # nothing was sent, and the lease has ended
@@ -235,10 +235,11 @@ def gate_middleware_with(
     return pass_gate
 
 
-async def _send_while_held(
+async def _send_held(
     handler: ClientHandlerType,
     lapsed: Callable[[HeldLease], bool],
     lease: HeldLease,
+    limit: RequestDeadline | None,
     request: ClientRequest,
 ) -> ClientResponse:
     """Send the request if the hold of its lease lasts until the connection is made.
@@ -249,6 +250,10 @@ async def _send_while_held(
     look = before_send.set(partial(lapsed, lease))
     try:
         return await handler(request)
+    except HoldLapsed:
+        if limit is not None:
+            limit.ran_out()
+        raise
     finally:
         before_send.reset(look)
 

@@ -100,6 +100,19 @@ async def test_wait_due_returns_when_get_nowait_is_worth_a_call_and_takes_nothin
         await waiting
 
 
+async def test_a_task_in_wait_due_keeps_no_url_from_a_task_in_get(
+    queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    first = asyncio.create_task(queue.wait_due())
+    await clock.elapse(1.0)
+    second = asyncio.create_task(queue.get())
+    await clock.elapse(1.0)
+    await queue.put(page("a", 0))
+    await clock.elapse(1.0)
+    assert first.done()  # and its caller may take its time, or never ask
+    (await asyncio.wait_for(second, 30.0)).done()
+
+
 async def test_get_nowait_calls_on_denied_for_denied_urls(
     gate: FakeGate, clock: VirtualClock
 ) -> None:

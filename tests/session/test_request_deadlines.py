@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from gatekeeper import Config, VirtualClock, polite_session
 from gatekeeper.clock import SharedTimer
-from gatekeeper.session.middleware import RequestDeadline
+from gatekeeper.errors import HoldLapsed
+from gatekeeper.session.middleware import RequestDeadline, gate_middleware_with
 from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
 
 T = TypeVar("T")
@@ -213,3 +216,31 @@ async def test_an_unread_first_attempt_leaves_the_deadline_to_the_second(
     with contextlib.suppress(TimeoutError):
         await net.drive(crawl())
     assert ends <= net.clock.monotonic() < ends + 1.0
+
+
+async def test_the_deadline_stands_still_while_another_lease_replaces_a_lapsed_one() -> None:
+    clock = VirtualClock()
+    limit = RequestDeadline(SharedTimer(clock), 5.0)
+    gate: Any = SimpleNamespace(user_agent="testbot/1.0")
+    lease: Any = SimpleNamespace(user_agent=None, report=lambda **_: None, end=lambda: None)
+    failures = [HoldLapsed("the hold ran out"), aiohttp.ClientConnectionError()]
+
+    async def wait(*_: object, **__: object) -> Any:
+        await clock.sleep(10.0)
+        return lease
+
+    async def send(_: aiohttp.ClientRequest) -> aiohttp.ClientResponse:
+        await clock.sleep(1.0)
+        raise failures.pop(0)
+
+    request: Any = SimpleNamespace(
+        loop=asyncio.get_running_loop(),
+        url=URL("http://a.test/"),
+        headers={"User-Agent": "testbot/1.0"},
+    )
+    ask = gate_middleware_with(gate, wait, lapsed=lambda _: False)
+    task = asyncio.ensure_future(ask(limit, request, send))
+    await clock.elapse(30.0)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await task
+    assert limit.seconds_left == 3.0
