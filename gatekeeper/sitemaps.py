@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import io
 import logging
 import re
 import zlib
@@ -580,10 +581,11 @@ class _Lines:
         self._listing = listing
         self._rest = ""
         self._line = 0
+        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
 
     def feed(self, text: str) -> None:
         """Read the next piece."""
-        *lines, rest = (self._rest + text).replace("\r", "\n").split("\n")
+        *lines, rest = (self._rest + self._newlines.decode(text)).split("\n")
         self._rest = rest[: urls.MAX_URL + 1]  # one that is cut is too long for a URL
         for line in lines:
             self._line += 1

@@ -219,6 +219,16 @@ def test_a_finding_names_the_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_finding_names_the_line_of_a_list_whatever_ends_the_lines(end: bytes, size: int) -> None:
+    findings: list[SitemapFinding] = []
+    body = end.join([b"https://x.test/", b"", b"# no", b"what", b"https://x.test/a", b"that"])
+    list(read_sitemap(pieces(body, size), Reporter(findings, "https://x.test/s")))
+    assert [(one.code, one.line) for one in findings] == [("invalid-url", 4)]
+    assert "'what'" in findings[0].message
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"  \n", b"<html><body>Sorry</body></html>", b"Not found", b"\x89PNG\r\n", b"\x00" * 99],
