@@ -131,7 +131,7 @@ def _parse_whole(raw: str) -> Target:
         scheme=url.scheme,
         host=host,
         port=port,
-        origin=_origin_of(url.scheme, f"[{host}]" if ":" in host else host, port),
+        origin=_origin_of(url.scheme, bracketed(host), port),
         path=path,
         userinfo=bool(credentials or at),
     )
@@ -266,6 +266,17 @@ def is_sent_as_written(path: str) -> bool:
     return not special or not (
         special.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)
     )
+
+
+def bracketed(host: str) -> str:
+    """Return a host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def usual_origins(host: str) -> tuple[str, str]:
+    """Return the origins of a host at the default ports, https first."""
+    name = bracketed(host)
+    return f"https://{name}", f"http://{name}"
 
 
 def host_of(origin: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from gatekeeper.cli import CommandParser, integer, load
 from gatekeeper.config import ServerConfig
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
+from gatekeeper.urls import bracketed
 
 EXAMPLE = f"{NAME} healthcheck --ready"
 
@@ -67,7 +68,7 @@ def address_of(server: ServerConfig) -> str:
         return f"unix:{server.socket}"
     host = _connectable(server.host)
     scheme = "http" if server.tls_cert is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+    return f"{scheme}://{bracketed(host)}:{server.port}"
 
 
 def no_answer(server: ServerConfig, error: OSError) -> str:

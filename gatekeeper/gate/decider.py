@@ -55,6 +55,7 @@ from gatekeeper.urls import (
     mask,
     not_text,
     parse,
+    usual_origins,
     without_userinfo,
 )
 
@@ -180,11 +181,6 @@ def _outside_visit_time(standing: Standing, at: datetime) -> PathRuling | None:
         return None
     retry_at = next_visit(windows, at)
     return PathRuling(Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME, retry_at=retry_at)
-
-
-def _usual_origins(host: str) -> tuple[str, str]:
-    name = f"[{host}]" if ":" in host else host
-    return f"https://{name}", f"http://{name}"
 
 
 def refused_request(url: str, header: str, note: str, decision_id: str = "") -> Decision:
@@ -527,7 +523,7 @@ class Decider:
         origin, windows = record.origin, record.text is not None and record.text.windows
         host = host_of(origin)
         noted = self.noted.get(host)
-        if record.policy_only and not windows and origin in _usual_origins(host):
+        if record.policy_only and not windows and origin in usual_origins(host):
             if noted is not None:
                 noted.pop(origin, None)
                 if not noted:
@@ -550,7 +546,7 @@ class Decider:
             return []
         now, wall, answers = clock.monotonic(), clock.wall(), False
         found: list[HostHoldup] = []
-        for origin in dict.fromkeys((*_usual_origins(host), *tuple(noted))):
+        for origin in dict.fromkeys((*usual_origins(host), *tuple(noted))):
             record = look(origin)
             if record is None or not record.usable(now):
                 continue  # its file is fetched for the next question

@@ -427,7 +427,7 @@ async def _wait(exchange: _Exchange, deciding: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _origin(scheme: str, host: str, port: int) -> str:
-    host = f"[{host}]" if ":" in host else host
+    host = urls.bracketed(host)
     return f"{scheme}://{host}" if port == _PORTS.get(scheme) else f"{scheme}://{host}:{port}"
 
 

@@ -34,7 +34,7 @@ from gatekeeper.library_internals import (
 from gatekeeper.sidecar.inline import Request, RequestReader
 from gatekeeper.sidecar.routing import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.security import UNIX, Certificates
-from gatekeeper.urls import printable
+from gatekeeper.urls import bracketed, printable
 
 _log = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def describe(sock: socket.socket, server: ServerConfig) -> tuple[str, str]:
 def url_of(sock: socket.socket, server: ServerConfig) -> str:
     """Return the URL of a TCP listener."""
     host, port = sock.getsockname()[:2]
-    return f"{_scheme(server)}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{_scheme(server)}://{bracketed(host)}:{port}"
 
 
 def _scheme(server: ServerConfig) -> str:

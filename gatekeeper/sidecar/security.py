@@ -19,6 +19,7 @@ from typing import Final
 from aiohttp import web
 from cachetools import LRUCache
 
+from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
@@ -614,7 +615,7 @@ def accepted_hosts(server: ServerConfig, names: Iterable[tuple[str, int]]) -> fr
         if address in ("127.0.0.1", "::1"):
             hosts.add("localhost")
         for host in hosts:
-            shown = f"[{host}]" if ":" in host else host.lower()
+            shown = urls.bracketed(host.lower())
             found.add(f"{shown}:{port}")
             if port == default:
                 found.add(shown)

@@ -59,6 +59,20 @@ async def test_a_refresh_of_a_blocked_host_is_accepted_for_later(
     assert (status, host["state"]) == (202, "blocked")
 
 
+async def test_a_refresh_fetches_the_files_that_are_known_of_the_host(
+    serve: Any, internet: FakeInternet
+) -> None:
+    """Of a host that was asked about at another port alone it asked for https://a.test."""
+    asked = internet.site("http://a.test:8080").robots("")
+    usual = internet.site("https://a.test").robots("")
+    service = await serve()
+    await service.get("/v1/check", params={"url": "http://a.test:8080/"})
+    await service.post("/v1/hosts/a.test/refresh", {})
+    await until(lambda: len(asked.paths) + len(usual.paths) == 2)
+
+    assert usual.paths == []
+
+
 async def test_a_batch_with_a_url_of_a_blocked_host_is_answered(
     serve: Any, internet: FakeInternet
 ) -> None:

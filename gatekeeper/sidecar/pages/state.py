@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from gatekeeper import urls
 from gatekeeper.client.wire import HostBody
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
@@ -210,9 +211,9 @@ class OperatorState:
 
     def origins(self, host: str) -> list[str]:
         """Return the known origins of a host, https first."""
-        shown = f"[{host}]" if ":" in host else host
-        usual = [f"https://{shown}", f"http://{shown}"]
-        found = [one for one in usual if self._parts.directory.recall(one) is not None]
+        found = [
+            one for one in urls.usual_origins(host) if self._parts.directory.recall(one) is not None
+        ]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:

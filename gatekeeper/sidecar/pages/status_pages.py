@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.pacing.waiters import HELD_UP, STATES
 from gatekeeper.sidecar.pages import html
@@ -458,8 +459,7 @@ def _base_url(service: Service) -> str:
     if server.socket is not None:
         return "--unix-socket " + server.socket + " http://localhost"
     scheme = "https" if server.tls_cert is not None else "http"
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"{scheme}://{host}:{server.port}"
+    return f"{scheme}://{urls.bracketed(server.host)}:{server.port}"
 
 
 # --- leases and waiters -----------------------------------------------------------------------

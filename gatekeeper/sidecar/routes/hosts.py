@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -138,28 +138,26 @@ async def resume_host(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
-    """Fetch robots.txt again: of `origin`, or of both schemes of the host as far as cached."""
+    """Fetch robots.txt again: of `origin`, or of all known origins of the host."""
     request = await call.body(RefreshBody)
-    host = _host_in_path(call)
-    name = f"[{host}]" if ":" in host else host
-    schemes = (f"https://{name}", f"http://{name}")
-    origins = [one for one in schemes if service.gate.peek(one + "/") is not None]
+    host, origins = _host_in_path(call), []
     if request.origin is not None:
         target = urls.parse(request.origin)
         if target.host != host:
             raise Problem(400, "bad-request", "body: `origin` belongs to another host")
         origins = [target.origin]
-    later = await refresh(service, origins or [f"https://{name}"])
+    later = await refresh(service, host, origins)
     await service.settle()
     return json_response(await host_of(service, host), status=202 if later else 200)
 
 
-async def refresh(service: Service, origins: Iterable[str]) -> bool:
-    """Fetch the robots.txt of these origins again.
+async def refresh(service: Service, host: str, origins: Sequence[str] = ()) -> bool:
+    """Fetch the robots.txt of these origins again, or else of all known origins of the host.
 
     Return whether that goes on in the background. Raises what a refresh raises, and Problem 503.
     """
-    started = [service.background(service.gate.refresh(origin)) for origin in origins]
+    wanted = origins or service.operators.origins(host) or urls.usual_origins(host)[:1]
+    started = [service.background(service.gate.refresh(origin)) for origin in wanted]
     tasks = {task for task in started if task is not None}
     if not tasks:
         raise Problem(503, "full", "too many refreshes are running already", wait=5)

@@ -375,10 +375,7 @@ async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[st
 
 
 async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    name = host_named(call.params["host"])
-    authority = f"[{name}]" if ":" in name else name
-    origins = service.operators.origins(name) or [f"https://{authority}"]
-    await host_routes.refresh(service, origins)
+    await host_routes.refresh(service, host_named(call.params["host"]))
 
 
 async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
