@@ -79,6 +79,12 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def close_file(fd: int) -> None:
+    """Close a file. What some file systems then say they could not write is found by `verify`."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
 _numbers = itertools.count(1)
 
 

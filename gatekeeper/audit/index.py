@@ -126,8 +126,10 @@ def _last_of_others(folder: Path, chain: str) -> SegmentName | None:
         if name is not None and name.suffix != SEAL and name.chain != chain:
             with contextlib.suppress(FileNotFoundError):
                 found.append((entry.stat().st_mtime, name))
-    closed = (one for _, one in sorted(found, reverse=True) if not is_written(folder / str(one)))
-    return next(closed, None)
+    for _, one in sorted(found, reverse=True):
+        if one.suffix != OPEN or not is_written(folder / str(one)):
+            return one
+    return None
 
 
 def _find(

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gatekeeper import http_fields
 from gatekeeper.audit.chain import (
@@ -55,10 +57,11 @@ from gatekeeper.pacing.host_settings import end_of
 from gatekeeper.pacing.scopes import LONGEST, UNDERIVED, Scope
 from gatekeeper.page_rules import PAGE_FIELDS, page_signals
 from gatekeeper.signing import read_signing_key
-from gatekeeper.urls import Target, without_credentials
+from gatekeeper.urls import Target, without_credentials, without_userinfo
 
 _log = logging.getLogger(__name__)
 
+_URL: Final = re.compile(r"\b\w+://\S+")
 _MAX_SOURCES: Final = 10_000
 _OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
 _GRANT, _OUTCOME = WRITTEN["grant"], WRITTEN["outcome"]
@@ -479,7 +482,7 @@ class AuditRecord:
             by=rule.by,
             reason=_short(rule.reason),
             until=None if rule.until is None else time_text(end_of(rule)),
-            rule=None if ended else msgspec.to_builtins(rule),
+            rule=None if ended else msgspec.to_builtins(replace(rule, reason=_short(rule.reason))),
             source=source,
             ended=ended,
         )
@@ -508,6 +511,9 @@ def _without_query(url: str) -> str:
 
 
 def _short(text: str | None) -> str | None:
+    """Return a text of people, without credentials in URLs."""
+    if text is not None and "@" in text:
+        text = _URL.sub(lambda url: without_userinfo(url[0]), text)
     return None if text is None else text[:MAX_TEXT]
 
 

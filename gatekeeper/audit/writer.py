@@ -42,6 +42,7 @@ from gatekeeper.audit.chain import (
 )
 from gatekeeper.audit.files import (
     LOCKS,
+    close_file,
     compress,
     lock_file,
     make_folder,
@@ -201,7 +202,7 @@ class ChainWriter:
         else:
             _log.error("the audit record %s has no end: %s", self.name, self.failing)
             if self._fd >= 0:
-                os.close(self._fd)
+                close_file(self._fd)
         self._forget_file()
         await self._tasks.finish(self._clock, _CLOSING)
 
@@ -209,7 +210,7 @@ class ChainWriter:
         """Write nothing in a forked child: the parent's chain goes on in the parent."""
         for fd in (*self._compressing, self._fd):
             if fd >= 0:
-                os.close(fd)
+                close_file(fd)
         self._closed = True
         self._compressing.clear()
         self._forget_file()
@@ -338,7 +339,7 @@ class ChainWriter:
         if not os.fstat(self._fd).st_nlink:
             segment = str(SegmentName(self.name, self.number))
             self.named.append({"segment": segment, "n": self.lines, "digest": self._prev})
-            os.close(self._fd)
+            close_file(self._fd)
             self._forget_file()
             raise FileNotFoundError(errno.ENOENT, "its open segment was removed")
 
@@ -392,7 +393,7 @@ class ChainWriter:
             return
         path = self._seal("age" if now >= self._ends else "size")
         if path is None:
-            os.close(fd)
+            close_file(fd)
             with contextlib.suppress(OSError):
                 (self._folder / str(SegmentName(self.name, self.number + 1))).unlink()
             return
@@ -416,7 +417,7 @@ class ChainWriter:
         if LOCKS:
             self._compressing.add(self._fd)
         else:
-            os.close(self._fd)
+            close_file(self._fd)
         work = partial(self._compress_now, path, self._fd, self.index, self._clock.wall())
         self._tasks.start(self._compress_in_thread(path, work))
 
@@ -433,7 +434,7 @@ class ChainWriter:
         finally:
             if LOCKS:
                 self._compressing.discard(fd)
-                os.close(fd)
+                close_file(fd)
 
 
 def unsealed(folder: Path) -> Iterator[dict[str, Any]]:

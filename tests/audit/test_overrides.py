@@ -56,3 +56,17 @@ async def test_each_end_of_a_rule_is_written_and_the_rule_that_is_in_force_again
     assert lines[-1]["match"] == "b.example"
     assert lines[-1]["until"] == f"{until:%Y-%m-%dT%H:%M:%S.%f}Z"
     assert (kim["reason"], kim["until"], kim["match"]) == ("ours", None, "a.example")
+
+
+async def test_no_line_has_the_credentials_of_a_url_in_a_reason(
+    folder: Path, read_record: Read
+) -> None:
+    reason = "Ann@b.example, see https://ann:secret@b.example/x and //x"
+    config = config_of(folder, host=[{"match": "b.example", "reason": reason}])
+    async with ScriptedGate(config=config) as gate:
+        gate.override(HostRule(match="a.example", by="Kim", reason=reason))
+        await gate.block("a.example", gate.parts.clock.wall() + 60.0, reason)
+    lines = [*read_record("override"), *read_record("block")]
+    shown = reason.replace("ann:secret", "***")
+    assert [line["reason"] for line in lines] == [shown] * 3
+    assert [line["rule"]["reason"] for line in lines[:2]] == [shown] * 2
