@@ -351,6 +351,15 @@ def test_a_torn_last_line_is_the_end_of_its_chain(tmp_path: Path) -> None:
     assert (report.found, report.chains[0].torn) == (0, True)
 
 
+@pytest.mark.parametrize("keep", [slice(-1), slice(0)])
+def test_a_compressed_segment_has_a_seal_at_its_end(tmp_path: Path, keep: slice) -> None:
+    crawl(Maker(tmp_path / "a"), 2).close()
+    rewrite(segments(tmp_path / "a")[0], lambda rows: rows[keep])
+
+    (one,) = verified(tmp_path / "a").differences
+    assert "without a seal" in one.text
+
+
 def test_a_torn_line_in_an_earlier_segment_is_found(tmp_path: Path) -> None:
     maker = crawl(Maker(tmp_path / "a"), 2)
     first = maker.path
