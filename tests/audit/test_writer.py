@@ -93,9 +93,8 @@ async def test_a_start_names_the_last_whole_line_of_each_unsealed_chain(
     folder.joinpath("notes.txt").write_text("not ours")
     (sealed,) = folder.glob("*.gz")
     whole = gzip.decompress(sealed.read_bytes()).splitlines()[0]  # its start
-    chain_of, _, rest = sealed.name.partition(
-        "Z-"
-    )  # another one began a microsecond before or after
+    chain_of, _, rest = sealed.name.partition("Z-")
+    # The other chain began a microsecond before or after.
     torn = folder / f"{chain_of[:-1]}{int(chain_of[-1]) ^ 1}Z-{rest.removesuffix('.gz')}"
     torn.write_bytes(whole + b'\n{"v":1,"n":2')
     empty = folder / "old-2-20260101T000000000000Z-000001.jsonl"
