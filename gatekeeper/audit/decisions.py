@@ -336,13 +336,13 @@ class DecisionCheck:
 
     def _by_override(self, state: ChainState, host: str, line: Judged) -> list[_Said] | None:
         """Return what the operator's override says; None if the file decides."""
-        found = state.override_of(host, line.t)
-        if found is None and line.reason == Reason.OPERATOR:  # it ended between the two
-            found = state.override_of(host, line.t - _MOMENT)
-        robots = found.rule.get("robots") if found is not None and found.rule is not None else None
-        if robots not in ("allow", "deny"):
-            return None
-        return [_Said(Verdict(robots), Reason.OPERATOR)]
+        moments = [line.t]
+        if line.reason == Reason.OPERATOR:  # it may have ended between the two
+            moments.insert(0, line.t - _MOMENT)
+        found = [state.override_of(host, at) for at in moments]
+        said = [one.rule.get("robots") for one in found if one is not None and one.rule is not None]
+        ruled = [_Said(Verdict(one), Reason.OPERATOR) for one in said if one in ("allow", "deny")]
+        return ruled or None
 
     def _by_file(
         self, state: ChainState, known: KnownFile, line: Judged, verdict: Verdict, target: Target

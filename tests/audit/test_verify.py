@@ -316,6 +316,20 @@ def test_an_override_that_has_ended_gives_way_to_the_one_before(maker: Maker) ->
     assert verified(maker.folder).differences == []
 
 
+@pytest.mark.parametrize("below", ["deny", "obey"])
+def test_a_decision_is_written_a_moment_after_its_override_has_ended(
+    maker: Maker, below: str
+) -> None:
+    maker.override("*", below)
+    maker.override("a.test", "allow", until=time_text(maker.now + 5.0))
+    said = {"reason": "operator", "line": None, "text": None}
+    maker.wait(5.001).page(f"{A}/private/x", **said)
+    assert verified(maker.folder).differences == []
+
+    maker.wait(10.0).page(f"{A}/private/y", **said)
+    assert [one.what for one in verified(maker.folder).differences] == ["decision"]
+
+
 def test_a_block_that_was_lifted_holds_no_more(maker: Maker) -> None:
     maker.block("a.test", 60.0)
     maker.wait(1.0).block("a.test", 0.0)
