@@ -103,7 +103,8 @@ class ChainState:
         self.files: dict[str, KnownFile] = {}
         """By origin."""
         self.overrides: dict[str, list[OverrideLine]] = {}
-        """By their match, the one in force last; once it has ended, the one before it is again."""
+        """By their match, the one in force last; once it has ended, the one before it is again.
+        Those that an `ended` line ended stay, with its time as their end."""
         self.urls: str = "full"
         self.version: str | None = None
         """Of the package that wrote it; None: its start was removed."""
@@ -125,8 +126,9 @@ class ChainState:
             case SettingsLine():
                 self._earlier, self._reloaded = self.pacing, line.t
                 self.pacing = _section(line.settings, "pacing", PacingConfig)
-            case OverrideLine() if line.ended:
-                self.overrides.pop(line.match, None)
+            case OverrideLine() if line.ended:  # a decision that is written now may be older
+                rules = self.overrides.get(line.match, [])
+                rules[:] = [replace(one, until=min(one.until or line.t, line.t)) for one in rules]
             case OverrideLine():
                 rules = self.overrides.setdefault(line.match, [])
                 rules.append(line)
@@ -141,12 +143,13 @@ class ChainState:
 
     def own_interval(self, host: str, at: datetime) -> float:
         """Return the interval of the override of a host, in seconds; 0 without one. A lease
-        may have been granted just before it came into force."""
-        found = self.override_of(host, at)
-        if found is None or found.rule is None or at - found.t < _MOMENT:
-            return 0.0
-        own = found.rule.get("interval")
-        return own if isinstance(own, int | float) else 0.0
+        may have been granted just before it came into force, or another one ended."""
+        known: list[float] = []
+        for found in (self.override_of(host, moment) for moment in (at - _MOMENT, at)):
+            rule = None if found is None or at - found.t < _MOMENT else found.rule
+            own = None if rule is None else rule.get("interval")
+            known.append(own if isinstance(own, int | float) else 0.0)
+        return min(known)
 
     def cap(self, at: datetime) -> float:
         """Return the longest interval that a file is obeyed in, in seconds. A lease may have been
@@ -336,13 +339,13 @@ class DecisionCheck:
 
     def _by_override(self, state: ChainState, host: str, line: Judged) -> list[_Said] | None:
         """Return what the operator's override says; None if the file decides."""
-        found = state.override_of(host, line.t)
-        if found is None and line.reason == Reason.OPERATOR:  # it ended between the two
-            found = state.override_of(host, line.t - _MOMENT)
-        robots = found.rule.get("robots") if found is not None and found.rule is not None else None
-        if robots not in ("allow", "deny"):
-            return None
-        return [_Said(Verdict(robots), Reason.OPERATOR)]
+        moments = [line.t]
+        if line.reason == Reason.OPERATOR:  # it may have ended between the two
+            moments.insert(0, line.t - _MOMENT)
+        found = [state.override_of(host, at) for at in moments]
+        said = [one.rule.get("robots") for one in found if one is not None and one.rule is not None]
+        ruled = [_Said(Verdict(one), Reason.OPERATOR) for one in said if one in ("allow", "deny")]
+        return ruled or None
 
     def _by_file(
         self, state: ChainState, known: KnownFile, line: Judged, verdict: Verdict, target: Target

@@ -288,6 +288,8 @@ def read_line(raw: bytes) -> Line:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         raise BadLine("nested too deeply" if deep else f"{error}") from error
+    if not isinstance(line, ErasedLine) and not 1 < line.t.year < 9999:
+        raise BadLine("its time is out of range")  # readers ask for the moments beside it
     return line
 
 

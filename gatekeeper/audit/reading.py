@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from gatekeeper.audit.chain import (
+    CLOSED,
     NO_DIGEST,
     OPEN,
     SEAL,
@@ -312,8 +313,8 @@ class ChainReader:
         except DAMAGED as error:
             self._differ(f"can't be read further: {why(error)}", self.last + 1)
             self._jump = True
-        if not sealed and not is_last:
-            self._differ("it ends without a seal, but is not the last segment")
+        if not sealed and (not is_last or path.name.endswith(CLOSED)):
+            self._differ("it ends without a seal, but is not the segment that was written last")
 
     def _compare(self, number: int) -> None:
         """Check that the compressed copy of a segment says the same."""

@@ -353,6 +353,15 @@ def test_a_torn_last_line_is_the_end_of_its_chain(tmp_path: Path) -> None:
     assert (report.found, report.chains[0].torn) == (0, True)
 
 
+@pytest.mark.parametrize("keep", [slice(-1), slice(0)])
+def test_a_compressed_segment_has_a_seal_at_its_end(tmp_path: Path, keep: slice) -> None:
+    crawl(Maker(tmp_path / "a"), 2).close()
+    rewrite(segments(tmp_path / "a")[0], lambda rows: rows[keep])
+
+    (one,) = verified(tmp_path / "a").differences
+    assert "without a seal" in one.text
+
+
 def test_a_torn_line_in_an_earlier_segment_is_found(tmp_path: Path) -> None:
     maker = crawl(Maker(tmp_path / "a"), 2)
     first = maker.path
@@ -379,8 +388,12 @@ def test_a_torn_line_in_an_earlier_segment_is_found(tmp_path: Path) -> None:
         b'{"v":1,"n":' + b"9" * 5_000 + b"}",
         b"x" * 10_000_000,
         b'{"v":1,"n":1,"prev":"\xed\xa0\x80","kind":"end"}',
+        *(
+            b'{"v":1,"n":5,"prev":"%s","t":"%s","m":1,"kind":"end","reason":"x"}' % (b"0" * 64, at)
+            for at in (b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59Z")
+        ),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_what_is_no_line_is_a_finding_at_its_place(tmp_path: Path, octets: bytes) -> None:
     maker = crawl(Maker(tmp_path / "a"), 2)

@@ -316,6 +316,25 @@ def test_an_override_that_has_ended_gives_way_to_the_one_before(maker: Maker) ->
     assert verified(maker.folder).differences == []
 
 
+@pytest.mark.parametrize("below", ["deny", "obey"])
+@pytest.mark.parametrize("said", [True, False], ids=["a line says so", "by its until"])
+def test_a_decision_is_written_a_moment_after_its_override_has_ended(
+    maker: Maker, below: str, said: bool
+) -> None:
+    maker.override("*", below, rule={"match": "*", "robots": below, "interval": 60.0})
+    maker.override("a.test", "allow", until=time_text(maker.now + 5.0))
+    maker.wait(5.001)
+    if said:
+        maker.override("a.test", "allow", ended=True)
+    by_it = {"reason": "operator", "line": None, "text": None}
+    maker.page(f"{A}/private/x", **by_it)
+    assert verified(maker.folder).differences == []
+
+    maker.wait(10.0).page(f"{A}/private/y", **by_it)
+    found = [one.what for one in verified(maker.folder).differences]
+    assert found == ["decision", "pace"]
+
+
 def test_a_block_that_was_lifted_holds_no_more(maker: Maker) -> None:
     maker.block("a.test", 60.0)
     maker.wait(1.0).block("a.test", 0.0)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gzip
-import json
 import os
 import socket
 import threading
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +98,10 @@ async def test_a_start_names_the_last_whole_line_of_each_unsealed_chain(
         pass  # a sealed chain, which is not named
     folder.joinpath("notes.txt").write_text("not ours")
     (sealed,) = folder.glob("*.gz")
-    start = json.loads(gzip.decompress(sealed.read_bytes()).splitlines()[0])
-    name = chain.chain_name("old", 1, datetime.fromisoformat(start["t"]).timestamp())
-    whole = json.dumps(start | {"host": "old", "pid": 1}, separators=(",", ":")).encode()
-    torn = folder / f"{name}-000001.jsonl"
+    whole = gzip.decompress(sealed.read_bytes()).splitlines()[0]  # its start
+    chain_of, _, rest = sealed.name.partition("Z-")
+    # The other chain began a microsecond before or after.
+    torn = folder / f"{chain_of[:-1]}{int(chain_of[-1]) ^ 1}Z-{rest.removesuffix('.gz')}"
     torn.write_bytes(whole + b'\n{"v":1,"n":2')
     empty = folder / "old-2-20260101T000000000000Z-000001.jsonl"
     empty.write_bytes(b"")
