@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.gate.parts import FoundLine
 from gatekeeper.testing import ScriptedGate
 from tests.audit.conftest import config_of, full_disk
+from tests.processes import PYTHON
 from tests.waiting_support import until
 
 A, B = "https://a.example", "https://b.example"
@@ -146,7 +146,7 @@ asyncio.run(main())
 
 async def test_a_decision_of_a_process_that_was_killed_is_found(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(folder)], capture_output=True, text=True, check=False
+        [PYTHON, "-c", _KILLED, str(folder)], capture_output=True, text=True, check=False
     )
     decision = done.stdout.strip()
     async with gate_of(folder) as other, gate_of(folder, rotate=8192) as gate:
