@@ -111,19 +111,23 @@ def program(first: str, *more: str) -> tuple[Any, ModuleType]:
     return code, module
 
 
-def end(status: Any) -> None:
-    """End the process as Python does, but do not free each object: that would copy the memory."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        if status is None or isinstance(status, int):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit((status or 0) & 0xFF)
-    sys.exit(status)
+class Ending:
+    """Ends the process as Python does, but without freeing each object: that copies the memory."""
+
+    status: int | None = None
+    """What the process exits with; None: it ends as Python does."""
+
+    def __call__(self) -> None:
+        if self.status is not None:
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(self.status & 0xFF)
 
 
 if __name__ == "__main__":
+    ending = Ending()
+    atexit.register(ending)  # the first registered is called last
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C is for pytest
     for name in MODULES:
         with contextlib.suppress(ImportError):  # an earlier version has not all
@@ -134,9 +138,10 @@ if __name__ == "__main__":
     command, descriptors = commands(sys.argv[1])
     take_over(command, descriptors)
     code, module = program(*command["words"])
-    status: Any = None
     try:
         exec(code, module.__dict__)
-    except SystemExit as ending:
-        status = ending.code
-    end(status)
+        ending.status = 0
+    except SystemExit as exited:
+        if isinstance(exited.code or 0, int):
+            ending.status = exited.code or 0
+        raise
