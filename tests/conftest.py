@@ -100,7 +100,7 @@ _FILES = 8192
 def _keep_bytecode(config: pytest.Config) -> None:
     """Write bytecode to pytest's cache if it may not be written beside the sources.
 
-    The suite starts about six hundred interpreters, including its workers. Without bytecode each
+    The suite starts hundreds of interpreters, including its workers. Without bytecode each
     compiles everything that it imports, which takes longer than most tests.
     """
     cache = getattr(config, "cache", None)
