@@ -319,19 +319,21 @@ class DueHeap(Generic[_T]):
     items have not ended, which bounds the memory.
     """
 
-    __slots__ = ("_alive", "_count", "_heap", "_order")
+    __slots__ = ("_alive", "_count", "_heap", "_kept", "_order")
 
     def __init__(self, alive: Callable[[float, _T], bool], count: Callable[[], int]) -> None:
         self._alive = alive
         self._count = count
         self._heap: list[tuple[float, int, _T]] = []
+        self._kept = 0  # by the last drop: an item may be due at several moments
         self._order = itertools.count()
 
     def add(self, when: float, item: _T) -> None:
         """Add an item that falls due at that moment."""
         heapq.heappush(self._heap, (when, next(self._order), item))
-        if len(self._heap) > 2 * self._count() + _SPARE_ENTRIES:
+        if len(self._heap) > 2 * max(self._count(), self._kept) + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if self._alive(entry[0], entry[2])]
+            self._kept = len(self._heap)
             heapq.heapify(self._heap)
 
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:

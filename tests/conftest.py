@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from gatekeeper import urls
 from gatekeeper.clock import VirtualClock
 from gatekeeper.gate import decider
+from tests import processes
 from tests.effort import LONG
 from tests.internet.fixtures import internet, virtual_internet
 
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     os.environ["SSL_CERT_FILE"] = str(_NOBODY)
     _keep_bytecode(config)
+    processes.install()
 
 
 _SURROUNDINGS = (
@@ -98,7 +100,7 @@ _FILES = 8192
 def _keep_bytecode(config: pytest.Config) -> None:
     """Write bytecode to pytest's cache if it may not be written beside the sources.
 
-    The suite starts about six hundred interpreters, including its workers. Without bytecode each
+    The suite starts hundreds of interpreters, including its workers. Without bytecode each
     compiles everything that it imports, which takes longer than most tests.
     """
     cache = getattr(config, "cache", None)
@@ -136,7 +138,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """Exempt the objects of the collected tests from garbage collection.
 
     They are half a million objects. Creating them takes a seventh longer with the collector on, and
-    each `gc.collect()` of a test would scan them for a quarter of a second.
+    each `gc.collect()` of a test would scan them for a quarter of a second. So nothing that is
+    tested may end the exemption: after one test did, those that look for leaks took ten times as
+    long.
     """
     gc.disable()
     try:
@@ -146,6 +150,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.freeze = gc.unfreeze = lambda: None
 
 
 def _import_share(config: pytest.Config) -> None:

@@ -71,11 +71,7 @@ def test_a_spread_stays_within_the_measured_values() -> None:
     assert spread([float(number) for number in range(11)]) == (1.0, 5.0, 9.0)
 
 
-def test_every_contender_works_once_a_round_after_a_warm_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The objects of the test suite stay exempt from collections.
-    monkeypatch.setattr("benchmarks.timing.gc.unfreeze", lambda: None)
+def test_every_contender_works_once_a_round_after_a_warm_up() -> None:
     seen: dict[str, list[int]] = {"a": [], "b": []}
 
     def contender(name: str) -> Contender:

@@ -481,6 +481,22 @@ def test_a_due_heap_forgets_what_ended_early() -> None:
     assert heap.pop(1e9) == [9998, 9999]
 
 
+def test_items_that_are_due_at_several_moments_are_looked_at_a_few_times_each() -> None:
+    """As waiters are whom several blocks outlast: none of their entries can be dropped."""
+    looks = 0
+
+    def alive(when: float, item: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    heap = DueHeap[int](alive, lambda: 1_000)
+    for moment in range(10):
+        for item in range(1_000):
+            heap.add(float(moment), item)
+    assert looks < 20_000
+
+
 def test_a_due_heap_drops_many_ended_items_behind_the_first() -> None:
     """The first item stays, so that the ended ones are not met at the front."""
     alive = set(range(100_000))

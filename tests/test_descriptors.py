@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from gatekeeper.integrations.hops import begin
 from gatekeeper.library_internals import close_pooled
 from tests import descriptors_program as program
 from tests.internet import FakeInternet
+from tests.processes import PYTHON
 
 FULL = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 WAYS = ["gate", "session", "connector", "httpx", "crawlee", "httpx_sync", "requests"]
@@ -159,7 +159,7 @@ async def found() -> AsyncIterator[dict[str, Any]]:
         async with await asyncio.start_server(_serve, hosts, port):
             arguments = ("-m", program.__name__, str(port))
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
+                PYTHON, *arguments, stdout=asyncio.subprocess.PIPE
             )
             _found.update(json.loads((await process.communicate())[0]))
     yield _found

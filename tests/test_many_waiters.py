@@ -523,6 +523,11 @@ async def test_a_cancelled_wait_keeps_no_reference_to_its_waiter(gate: Gatekeepe
         assert {id(one) for one in gc.get_objects() if type(one) is TaskWaiter} <= before
 
 
+def outside(queue: PoliteQueue) -> int:
+    """How many getters wait for a lease."""
+    return len(queue._getters)
+
+
 async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asyncio.Task[None]]:
     """So many tasks that wait for a URL of the queue, all of them inside."""
 
@@ -532,9 +537,9 @@ async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asynci
 
     tasks = [asyncio.create_task(get(number)) for number in range(count)]
     inside = [0]
-    while len(queue._getters) < count:
+    while outside(queue) < count:
         await asyncio.sleep(0)
-        inside.append(len(queue._getters))
+        inside.append(outside(queue))
         assert inside[-1] - inside[-2] <= 2_000
         assert len(inside) < 100
     return tasks
@@ -557,7 +562,7 @@ async def test_those_who_get_join_a_queue_a_few_at_a_time_and_leave_it_in_any_or
         await asyncio.wait([stay, *leave])
         assert all(task.cancelled() for task in leave)
         assert len(got) == 1
-        assert len(queue._getters) == 0
+        assert outside(queue) == 0
 
 
 async def test_many_queue_getters_get_leases_in_order_of_arrival(
@@ -581,7 +586,7 @@ async def test_many_queue_getters_get_leases_in_order_of_arrival(
                 for number in range(2_500):
                     group.create_task(get(number))
                 await asyncio.sleep(0)
-                assert len(queue._getters) < 2_500
+                assert outside(queue) < 2_500
                 for number in range(2_500):
                     await queue.put(f"http://a.test/{number}")
 
@@ -596,7 +601,7 @@ async def test_a_closed_queue_ends_the_wait_of_getters_outside_the_entrance(
     tasks = [asyncio.create_task(queue.get()) for _ in range(2_500)]
     await asyncio.sleep(0)
     tasks[-1].cancel()  # it never was inside
-    assert len(queue._getters) < len(tasks)
+    assert outside(queue) < len(tasks)
     await queue.close()
     *told, left = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(one) for one in told} == {GateClosed}

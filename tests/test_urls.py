@@ -37,6 +37,16 @@ def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_seen", {})
 
 
+def seen() -> dict[str, Any]:
+    """The authorities that are remembered."""
+    return urls._seen
+
+
+def parse_whole(raw: str) -> Target:
+    """Parse a URL without what is remembered."""
+    return urls._parse_whole(raw)
+
+
 # --- what is refused -------------------------------------------------------------------
 
 REFUSED = {
@@ -595,7 +605,7 @@ _hostile = st.one_of(
 
 def _full(raw: str) -> tuple[str, str] | str:
     try:
-        target = urls._parse_whole(raw)
+        target = parse_whole(raw)
     except InvalidURL as error:
         return error.problem
     return target.origin, target.path
@@ -622,11 +632,11 @@ def _fast(raw: str) -> tuple[str, str] | str:
 @example(["https://example.com/", "https://example.com/" + "a" * MAX_URL])
 @settings(max_examples=of_many(500), deadline=None)
 def test_the_fast_path_reads_urls_like_the_full_parser(raws: list[str]) -> None:
-    urls._seen.clear()
+    seen().clear()
     for _ in range(2):  # the second time every authority is known
         for raw in raws:
             assert _fast(raw) == _full(raw), raw
-            assert _whole(parse, raw) == _whole(urls._parse_whole, raw), raw
+            assert _whole(parse, raw) == _whole(parse_whole, raw), raw
 
 
 _labels = st.one_of(
@@ -650,10 +660,10 @@ def test_an_unknown_authority_is_read_like_the_full_parser_reads_it(
     scheme: str, host: str, port: str, path: str
 ) -> None:
     raw = f"{scheme}://{host}{port}{path}"
-    urls._seen.clear()
+    seen().clear()
     short = _whole(parse, raw)
-    urls._seen.clear()
-    assert short == _whole(urls._parse_whole, raw)
+    seen().clear()
+    assert short == _whole(parse_whole, raw)
 
 
 @given(_hostile)
@@ -727,10 +737,10 @@ def test_authorities_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(urls, "MAX_AUTHORITIES", 100)
     for number in range(1_000):
         split(f"http://h{number}.example/")
-    assert 90 < len(urls._seen) <= 100, "a few go at a time: all at once would stop the loop"
-    assert "http://h999.example/" in urls._seen
+    assert 90 < len(seen()) <= 100, "a few go at a time: all at once would stop the loop"
+    assert "http://h999.example/" in seen()
     if sys.version_info < (3, 14):  # which tracks every dictionary
-        assert not gc.is_tracked(urls._seen), "nothing for the garbage collector to walk"
+        assert not gc.is_tracked(seen()), "nothing for the garbage collector to walk"
 
 
 # --- beside another parser -------------------------------------------------------------

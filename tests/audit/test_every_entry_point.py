@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.integrations.conftest import scrapy_worker
 from tests.integrations.rigs import RIGS
 from tests.internet import FakeInternet, Page
+from tests.processes import PYTHON
 from tests.sidecar.conftest import Start, start
 
 __all__ = ["scrapy_worker", "sidecar_on", "start"]
@@ -187,7 +187,7 @@ async def test_gatekeeper_fetch_writes_what_the_site_saw(
         "User-agent: *\nDisallow: /private\n"
     )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gatekeeper", "fetch", f"{base}/private", f"{base}/page"),
+        *(PYTHON, "-m", "gatekeeper", "fetch", f"{base}/private", f"{base}/page"),
         *("--audit", str(folder), "--allow-address", "127.0.0.0/8"),
         stdout=asyncio.subprocess.DEVNULL,
         env={**os.environ, "GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import zlib
 from array import array
 from pathlib import Path
@@ -20,6 +19,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.gate.parts import FoundLine
 from gatekeeper.testing import ScriptedGate
 from tests.audit.conftest import config_of, full_disk
+from tests.processes import PYTHON
 from tests.waiting_support import until
 
 A, B = "https://a.example", "https://b.example"
@@ -209,7 +209,7 @@ asyncio.run(main())
 
 async def test_a_decision_of_a_process_that_was_killed_is_found(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(folder)], capture_output=True, text=True, check=False
+        [PYTHON, "-c", _KILLED, str(folder)], capture_output=True, text=True, check=False
     )
     decision = done.stdout.strip()
     async with gate_of(folder) as other, gate_of(folder, rotate=8192) as gate:

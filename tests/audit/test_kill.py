@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ import pytest
 from tests.audit.conftest import chains_of
 from tests.effort import LONG
 from tests.internet import FakeInternet
+from tests.processes import PYTHON
 from tests.sidecar.conftest import Sidecar, Start, start
 from tests.waiting_support import until
 
@@ -33,7 +33,7 @@ ROUNDS = 50 if LONG else 6
 def victim() -> Iterator[subprocess.Popen[str]]:
     """A process that forks the processes to be killed, so that Python starts only once."""
     with subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("victim.py")],
+        [PYTHON, Path(__file__).with_name("victim.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

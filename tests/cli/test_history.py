@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from gatekeeper.cli import main
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
+from tests.processes import PYTHON
 
 OLD = b"User-agent: *\nDisallow: /old\n"
 NEW = b"User-agent: *\nDisallow: /new\x1b[2J\n"
@@ -224,7 +224,7 @@ def test_text_that_is_no_time_is_refused(state: Path, capsys: pytest.CaptureFixt
 def test_history_runs_as_a_command(state: Path) -> None:
     run = subprocess.run(
         [
-            sys.executable,
+            PYTHON,
             "-m",
             "gatekeeper",
             "history",

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from gatekeeper.sites.composition import (
 )
 from gatekeeper.sites.lint import CODES
 from tests.internet import FakeInternet, Page
+from tests.processes import PYTHON
 from tests.test_imports import HEAVY, brought_in
 
 BAD = "User-agent: *\nDisalow: /x\nDisallow: /a b\n"
@@ -279,7 +279,7 @@ def test_compose_prints_utf_8_whatever_the_encoding_of_the_terminal(
     """A file that was redirected from stdout had other characters than the fragments."""
     (one,) = written(tmp_path, a="User-agent: *\nDisallow: /caf\u00e9\n")
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    command = [sys.executable, "-m", "gatekeeper", "compose", one]
+    command = [PYTHON, "-m", "gatekeeper", "compose", one]
     printed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
     assert b"Disallow: /caf\xc3\xa9\n" in printed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from gatekeeper import RemoteGatekeeper, Verdict
 from tests.internet import FakeInternet
+from tests.processes import PYTHON
 
 ROBOTS = "User-agent: *\nCrawl-delay: 0.4\nDisallow: /private\n"
 
@@ -32,7 +32,7 @@ class Process:
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            PYTHON,
             *("-m", "gatekeeper", "serve", *self._listen),
             *("--user-agent", "examplebot/1.0", "--allow-address", "127.0.0.0/8"),
             stdout=asyncio.subprocess.PIPE,

@@ -245,16 +245,21 @@ async def test_progress_is_shown_while_it_runs(internet: FakeInternet) -> None:
     assert "-- 0/0" not in stream.getvalue()
 
 
-def test_the_settings_of_the_garbage_collector_are_restored_at_the_end() -> None:
+def test_the_settings_of_the_garbage_collector_are_restored_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = gc.get_threshold()
+    frozen = [False]
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(gc, "unfreeze", lambda: frozen.append(False))
 
     def fail() -> None:
         with rare_collections():
             assert gc.get_threshold()[0] > before[0]
-            assert gc.get_freeze_count()
+            assert frozen[-1]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert gc.get_threshold() == before
-    assert not gc.get_freeze_count()
+    assert frozen == [False, True, False]

@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from tests.internet import FakeInternet, Hold, Page
+from tests.processes import PYTHON
 
 if sys.platform != "win32":
     import resource
@@ -38,7 +39,7 @@ async def start(
     first: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gatekeeper", "fetch", "--allow-address", "127.0.0.0/8"),
+        *(PYTHON, "-m", "gatekeeper", "fetch", "--allow-address", "127.0.0.0/8"),
         *("--user-agent", "examplebot/1.0"),
         *arguments,
         stdin=stdin,

@@ -87,14 +87,16 @@ SITE = '''
 """Names of the documents lead to the fake internet: nothing else is looked up."""
 import json, os, socket
 
-_ports = json.loads(os.environ["FAKE_PORTS"])
-_names = json.loads(os.environ["FAKE_NAMES"])
 _real = socket.getaddrinfo
+
+def told(name):
+    return json.loads(os.environ[name])  # at each call: the process may have been forked
 
 def getaddrinfo(host, port, *args, **options):
     name = host.decode() if isinstance(host, bytes) else host
-    if name in _names:
-        return _real("127.0.0.1", _ports.get(str(port), _ports["80"]), *args, **options)
+    if name in told("FAKE_NAMES"):
+        ports = told("FAKE_PORTS")
+        return _real("127.0.0.1", ports.get(str(port), ports["80"]), *args, **options)
     if name in (None, "localhost") or name.replace(".", "").isdigit() or ":" in name:
         return _real(host, port, *args, **options)
     raise socket.gaierror(socket.EAI_NONAME, f"{name} is not in this test")
@@ -107,7 +109,7 @@ _connect = socket.socket.connect_ex
 
 def connect_ex(self, address):
     if isinstance(address, tuple) and address[0] == "127.0.0.1":
-        address = (address[0], _ports.get(str(address[1]), address[1]))
+        address = (address[0], told("FAKE_PORTS").get(str(address[1]), address[1]))
     return _connect(self, address)
 
 socket.socket.connect_ex = connect_ex
@@ -116,8 +118,10 @@ socket.socket.connect_ex = connect_ex
 
 RUNNER = '''
 """Run Python blocks one after the other, with `await` at the top level."""
-import ast, asyncio, inspect, json, sys
+import ast, asyncio, inspect, json, sys, warnings
 
+if sys.argv[2] == "strict":
+    warnings.simplefilter("error")
 from gatekeeper.fetching.guard import Guard
 from msgspec.structs import replace
 

@@ -17,10 +17,11 @@ import trustme
 from gatekeeper.config import Config
 from tests.documents.blocks import ROOT, RUNNER, SITE, Block, blocks_of, documents
 from tests.internet import FakeInternet, certs
+from tests.processes import PYTHON
 
 BLOCKS = [block for path in documents() for block in blocks_of(path)]
 SHELL = [block for block in BLOCKS if block.kind == "sh" and block.can_run]
-PYTHON = {
+PYTHON_OF = {
     name: [b for b in BLOCKS if b.document == name and b.kind == "python" and b.can_run]
     for name in {block.document for block in BLOCKS}
 }
@@ -43,7 +44,7 @@ class Surroundings:
             return text
         if self.sidecar is None:
             self.sidecar = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gatekeeper", "serve", "--port", "0"),
+                *(PYTHON, "-m", "gatekeeper", "serve", "--port", "0"),
                 *("--storage", "memory"),
                 env=self.environ,
                 stdout=asyncio.subprocess.PIPE,
@@ -68,17 +69,27 @@ class Surroundings:
         return process.returncode or 0, output.decode(errors="replace")
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What Python reads at its start."""
+    path = tmp_path_factory.mktemp("start")
+    (path / "sitecustomize.py").write_text(SITE, "utf-8")
+    ca: trustme.CA = certs.authority()
+    ca.cert_pem.write_to_path(str(path / "authority.pem"))
+    return {"PYTHONPATH": f"{path}:{ROOT}", "SSL_CERT_FILE": str(path / "authority.pem")}
+
+
 @pytest.fixture
-async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Surroundings]:
+async def surroundings(
+    internet: FakeInternet, tmp_path: Path, start: dict[str, str]
+) -> AsyncIterator[Surroundings]:
     for name in NAMES:
         site = internet.site(name).robots(f"{ROBOTS}Sitemap: https://{name}/sitemap.txt\n")
         site.page("/sitemap.txt", f"https://{name}/a\nhttps://{name}/b\n")
         for path in ("/", "/a", "/b", "/page", "/about", "/w/index.php"):
             site.page(path, "<p>hello</p>")
     ports = {"80": internet.port_of("127.0.0.1", 80), "443": internet.port_of("127.0.0.1", 443)}
-    authority = tmp_path / "authority.pem"
-    ca: trustme.CA = certs.authority()
-    ca.cert_pem.write_to_path(str(authority))
+    authority = start["SSL_CERT_FILE"]
     here = tmp_path / "here"
     here.mkdir()
     (here / "examples").symlink_to(ROOT / "examples")
@@ -94,9 +105,8 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
         ),
         "utf-8",
     )
-    path = tmp_path / "site"
+    path = tmp_path / "bin"
     path.mkdir()
-    (path / "sitecustomize.py").write_text(SITE, "utf-8")
     rules = ", ".join(f"MAP {name}:80 127.0.0.1:{ports['80']}" for name in NAMES)
     chromium = path / "chromium"  # resolves the names of the documents
     chromium.write_text(
@@ -106,11 +116,10 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith("GATEKEEPER_")},
         "PATH": f"{path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{path}:{ROOT}",
+        **start,
         "FAKE_PORTS": json.dumps(ports),
         "FAKE_NAMES": json.dumps(NAMES),
-        "SSL_CERT_FILE": str(authority),
-        "REQUESTS_CA_BUNDLE": str(authority),
+        "REQUESTS_CA_BUNDLE": authority,
         "CURL_HOME": str(here),
         "HOME": str(here),
         "XDG_STATE_HOME": str(tmp_path / "state"),
@@ -129,19 +138,21 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
             await given.sidecar.communicate()
 
 
-@pytest.mark.parametrize("name", sorted(name for name, blocks in PYTHON.items() if blocks))
+@pytest.mark.parametrize("name", sorted(name for name, blocks in PYTHON_OF.items() if blocks))
 async def test_the_python_of_a_document_runs(
     name: str, surroundings: Surroundings, tmp_path: Path
 ) -> None:
     program, blocks = tmp_path / "runner.py", tmp_path / "blocks.json"
     program.write_text(RUNNER, "utf-8")
     blocks.write_text(
-        json.dumps([[str(block), await surroundings.placed(block.text)] for block in PYTHON[name]]),
+        json.dumps(
+            [[str(block), await surroundings.placed(block.text)] for block in PYTHON_OF[name]]
+        ),
         "utf-8",
     )
     # Libraries that a block needs may warn of themselves.
-    strict = () if any(block.needs for block in PYTHON[name]) else ("-W", "error")
-    code, output = await surroundings.run(sys.executable, *strict, str(program), str(blocks))
+    how = "lenient" if any(block.needs for block in PYTHON_OF[name]) else "strict"
+    code, output = await surroundings.run(PYTHON, str(program), str(blocks), how)
     assert code == 0, output
 
 

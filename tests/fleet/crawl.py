@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +24,7 @@ from pathlib import Path
 from tests.fleet.proxy import How, Proxy
 from tests.fleet.server import QUICK, Server
 from tests.internet import free_port
+from tests.processes import PYTHON
 
 INTERVALS = (0.4, 0.6)
 """Intervals in seconds that the sites' robots.txt files ask for; each site alternates."""
@@ -265,7 +265,7 @@ class Fleet:
             "audit": {} if self.audit is None else {"folder": str(self.audit)},
             "hosts": [f"{name}:{self.sites.port}" for name in self.sites.names],
         }
-        command = [sys.executable, str(Path(__file__).with_name("member.py")), json.dumps(said)]
+        command = [PYTHON, str(Path(__file__).with_name("member.py")), json.dumps(said)]
         self.members.append(subprocess.Popen(command, cwd=ROOT, stderr=self.errors))
 
     def kill(self) -> None:

@@ -399,6 +399,17 @@ async def test_a_files_pipeline_takes_leases(internet: FakeInternet, scrapy: Scr
     assert "ask again at" in run.log
 
 
+def crawl_with(gate: Gatekeeper, crawler: Any) -> Any:
+    """The crawl of a crawler, whose gate is open."""
+    from gatekeeper.integrations.scrapy_requests import ScrapyCrawl
+
+    crawl = ScrapyCrawl.of(crawler)
+    opening = asyncio.get_running_loop().create_future()
+    opening.set_result(gate)
+    crawl.gate, crawl._opening = gate, opening
+    return crawl
+
+
 async def test_a_deferred_download_waits_no_longer_than_max_wait(
     virtual_internet: FakeInternet,
 ) -> None:
@@ -408,7 +419,6 @@ async def test_a_deferred_download_waits_no_longer_than_max_wait(
     from scrapy.utils.test import get_crawler
 
     from gatekeeper.integrations.scrapy import PoliteMiddleware
-    from gatekeeper.integrations.scrapy_requests import ScrapyCrawl
 
     soon, late = (Page("", status=503, headers={"Retry-After": many}) for many in ("120", "900"))
     site = virtual_internet.site("a.test").on("/robots.txt", soon, Page(""))
@@ -420,9 +430,7 @@ async def test_a_deferred_download_waits_no_longer_than_max_wait(
     async with Gatekeeper(
         AGENT, config=settings(), resolver=virtual_internet.resolver, clock=clock
     ) as gate:
-        crawl = ScrapyCrawl.of(crawler)
-        crawl.gate, crawl._opening = gate, asyncio.get_running_loop().create_future()
-        crawl._opening.set_result(gate)
+        crawl_with(gate, crawler)
         middleware = PoliteMiddleware.from_crawler(crawler)
         began = clock.monotonic()
         request = Request("http://a.test/file")
@@ -453,7 +461,7 @@ async def test_a_request_that_is_sent_again_keeps_its_lease_until_it_left_the_do
     from scrapy.http import Response
     from scrapy.utils.test import get_crawler
 
-    from gatekeeper.integrations.scrapy_requests import PoliteMiddleware, ScrapyCrawl
+    from gatekeeper.integrations.scrapy_requests import PoliteMiddleware
 
     virtual_internet.site("a.test").robots("")
     crawler = get_crawler(settings_dict={"TWISTED_REACTOR_ENABLED": False})
@@ -463,9 +471,7 @@ async def test_a_request_that_is_sent_again_keeps_its_lease_until_it_left_the_do
         resolver=virtual_internet.resolver,
         clock=virtual_internet.clock,
     ) as gate:
-        crawl = ScrapyCrawl.of(crawler)
-        crawl.gate, crawl._opening = gate, asyncio.get_running_loop().create_future()
-        crawl._opening.set_result(gate)
+        crawl = crawl_with(gate, crawler)
         monkeypatch.setattr(crawl, "is_wanted", lambda _: True)
         middleware = PoliteMiddleware.from_crawler(crawler)
         request = Request("http://a.test/file")

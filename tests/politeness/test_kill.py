@@ -8,7 +8,6 @@ import math
 import os
 import random
 import signal
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from tests.effort import LONG, some_of
 from tests.internet import FakeInternet, Page
 from tests.politeness.victim import Job
 from tests.politeness.world import WALL, World
+from tests.processes import PYTHON
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
@@ -133,7 +133,7 @@ async def internet() -> AsyncIterator[FakeInternet]:
 @pytest.fixture
 async def crawler(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Crawler]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.politeness.victim", stdin=PIPE, stdout=PIPE, cwd=ROOT
+        PYTHON, "-m", "tests.politeness.victim", stdin=PIPE, stdout=PIPE, cwd=ROOT
     )
     yield Crawler(process, internet, tmp_path / "state.db")
     assert process.stdin is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from gatekeeper import Config, Gatekeeper, PoliteQueue, StorageError
 from tests.politeness.world import AGENT
+from tests.processes import PYTHON
 
 
 def gate(*denied: str) -> Gatekeeper:
@@ -143,7 +143,7 @@ asyncio.run(main())
 async def test_kill_9_loses_no_url_and_repeats_those_in_hand(tmp_path: Path) -> None:
     keep = tmp_path / "queue.sqlite"
     done = subprocess.run(
-        [sys.executable, "-c", VICTIM, str(keep)],
+        [PYTHON, "-c", VICTIM, str(keep)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

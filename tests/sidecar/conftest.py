@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 from tests.conformance.ways import listen
 from tests.internet import FakeInternet
+from tests.processes import PYTHON
 
 START = 45.0
 """Seconds that a process may take to start or answer on a busy machine; usually far less."""
@@ -108,7 +108,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             where = () if socket else ("--port", "0")
             settings = {"GATEKEEPER_SERVER_DRAIN_GRACE": "0", "XDG_STATE_HOME": str(tmp_path)}
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                PYTHON,
                 "-m",
                 "gatekeeper",
                 "serve",

@@ -19,6 +19,7 @@ import pytest
 import trustme
 
 from tests.internet import FakeInternet
+from tests.processes import PYTHON
 from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
@@ -234,7 +235,7 @@ async def test_a_second_sidecar_on_one_state_file_is_refused(start: Any) -> None
 async def test_healthcheck_asks_the_configured_address(start: Any, socket_folder: Path) -> None:
     await start("--socket", str(socket_folder / "s"))
     check = await asyncio.create_subprocess_exec(
-        sys.executable,
+        PYTHON,
         "-m",
         "gatekeeper",
         "healthcheck",

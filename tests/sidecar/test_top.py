@@ -6,7 +6,6 @@ import asyncio
 import http.server
 import json
 import ssl
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from gatekeeper.cli import main
 from gatekeeper.cli.healthcheck import get_from
 from gatekeeper.cli.top import refreshed, render
 from gatekeeper.config import ServerConfig
+from tests.processes import PYTHON
 
 TOLD: dict[str, Any] = {
     "overview": {
@@ -105,7 +105,7 @@ def test_a_narrow_terminal_shows_whole_names_of_hosts(width: int) -> None:
 
 async def top(*arguments: str, env: dict[str, str] | None = None) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        PYTHON,
         "-m",
         "gatekeeper",
         "top",

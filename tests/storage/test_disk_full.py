@@ -23,6 +23,7 @@ from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal, schema, writer
 from gatekeeper.storage.base import DiskFull
+from tests.processes import PYTHON
 from tests.storage.inside import journal_error, journaled, pending
 
 SLOW = StorageConfig(flush_interval=3600.0)
@@ -146,7 +147,7 @@ asyncio.run(main())
 async def test_a_disk_that_refuses_every_write_is_survived(path: Path, on_failure: str) -> None:
     """The kernel refuses the writes of the database and of the journal."""
     run = subprocess.run(
-        [sys.executable, "-c", FILL, path, on_failure], capture_output=True, text=True, check=False
+        [PYTHON, "-c", FILL, path, on_failure], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     seen = json.loads(run.stdout)
@@ -187,9 +188,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
 def test_a_start_on_a_full_disk_ends_with_one_line(path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", OPEN, path], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([PYTHON, "-c", OPEN, path], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(f"{path}: ")
     assert run.stdout.endswith("; make space there, or look at the disk, to start\n")
@@ -240,7 +239,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_start_on_a_full_disk_refuses_until_there_is_room(path: Path, earlier: bool) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", BEGIN, path, str(earlier)],
+        [PYTHON, "-c", BEGIN, path, str(earlier)],
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from gatekeeper.storage import SqliteStorage
 from tests.effort import LONG
+from tests.processes import PYTHON
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
@@ -52,7 +52,7 @@ class Victim:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, VICTIM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [PYTHON, VICTIM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def line(self) -> str:

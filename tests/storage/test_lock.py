@@ -13,6 +13,7 @@ import pytest
 from gatekeeper.cli import main
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
+from tests.processes import PYTHON
 
 needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="open files can't be deleted")
 
@@ -37,9 +38,7 @@ asyncio.run(main())
 
 def second(path: Path) -> str:
     """Return the output of another process that opens the same file."""
-    run = subprocess.run(
-        [sys.executable, "-c", SECOND, path], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([PYTHON, "-c", SECOND, path], capture_output=True, text=True, check=True)
     return run.stdout
 
 
@@ -88,7 +87,7 @@ async def test_a_second_storage_of_one_process_is_refused_and_keeps_the_lock_of_
 async def test_a_lock_ends_with_its_process(path: Path) -> None:
     killed = subprocess.run(
         [
-            sys.executable,
+            PYTHON,
             "-c",
             SECOND.replace("await storage.close()", "import os; os.kill(os.getpid(), 9)"),
             path,

@@ -17,6 +17,7 @@ import pytest
 
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, schema
+from tests.processes import PYTHON
 
 ORIGIN = "https://a.example"
 
@@ -270,7 +271,7 @@ asyncio.run(main())
 @pytest.mark.skipif(sys.platform == "win32", reason="directories have no such mode there")
 def test_a_directory_that_may_not_be_written_to_is_named(locked: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"],
+        [PYTHON, "-c", OPEN_AS_NOBODY, locked / "state.db"],
         capture_output=True,
         text=True,
         check=False,
@@ -287,7 +288,7 @@ def test_a_file_that_may_not_be_written_to_is_named(locked: Path) -> None:
     schema.prepare(locked / "state.db")
     (locked / "state.db").chmod(0o444)
     run = subprocess.run(
-        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"],
+        [PYTHON, "-c", OPEN_AS_NOBODY, locked / "state.db"],
         capture_output=True,
         text=True,
         check=False,

@@ -9,7 +9,6 @@ import random
 import sqlite3
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from gatekeeper.storage import ClockRecord, SqliteStorage, schema
 from gatekeeper.storage.base import Pending
 from gatekeeper.storage.schema import HISTORY_ROW_BYTES
 from gatekeeper.storage.writer import Writer
+from tests.processes import PYTHON
 from tests.storage.inside import history_bytes, pending
 from tests.waiting_support import until
 
@@ -102,7 +102,7 @@ async def test_a_second_process_is_refused_and_told_whose_it_is(path: Path, made
     async with SqliteStorage(path) as storage:
         storage.put_origin(made())
         second = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-c", code, path], capture_output=True, text=True
+            subprocess.run, [PYTHON, "-c", code, path], capture_output=True, text=True
         )
         assert second.returncode == 1
         assert f"in use by another gatekeeper (process {os.getpid()})" in second.stderr

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Self
 import pytest
 
 from tests.fleet.conftest import running as server
+from tests.processes import PYTHON
 
 __all__ = ["server"]
 
@@ -35,7 +35,7 @@ class Member:
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(HERE / "worker.py"), json.dumps(self._settings)),
+            *(PYTHON, str(HERE / "worker.py"), json.dumps(self._settings)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(self._package)},
