@@ -41,14 +41,7 @@ from gatekeeper.audit.files import (
     write_segment,
 )
 from gatekeeper.audit.index import index_path
-from gatekeeper.audit.lines import (
-    AnsweredLine,
-    GrantLine,
-    Line,
-    OutcomeLine,
-    StartLine,
-    read_line,
-)
+from gatekeeper.audit.lines import AnsweredLine, GrantLine, Line, OutcomeLine, StartLine, read_line
 from gatekeeper.audit.reading import (
     DAMAGED,
     ChainFiles,

@@ -16,14 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from gatekeeper.audit.chain import (
-    CLOSED,
-    OPEN,
-    SEAL,
-    SegmentName,
-    digest_of,
-    text_path,
-)
+from gatekeeper.audit.chain import CLOSED, OPEN, SEAL, SegmentName, digest_of, text_path
 
 LARGE: Final = 65_536
 """A text of so many octets is not compressed, as that would delay the loop."""

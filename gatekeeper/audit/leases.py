@@ -105,11 +105,7 @@ class AuditedLeases(LeaseManager):
     """Grants a lease once its line is written."""
 
     def __init__(
-        self,
-        audit: Any,
-        questions: GateQuestions,
-        scheduler: Scheduler,
-        faults: LocalFaults,
+        self, audit: Any, questions: GateQuestions, scheduler: Scheduler, faults: LocalFaults
     ) -> None:
         super().__init__(questions, scheduler, faults)
         self._audit = audit
@@ -123,20 +119,10 @@ class AuditedLeases(LeaseManager):
                 return lease
         return None
 
-    async def acquire(
-        self,
-        url: str,
-        owner: asyncio.Task[object] | None,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-    ) -> Lease:
+    async def acquire(self, url: str, owner: asyncio.Task[object] | None, **options: Any) -> Lease:
         """Wait for a lease; see `LeaseManager`."""
         try:
-            return await LeaseManager.acquire(
-                self, url, owner, priority=priority, timeout=timeout, user_agent=user_agent
-            )
+            return await LeaseManager.acquire(self, url, owner, **options)
         except Denied as error:
             self._audit.refused(error.decision)
             raise

@@ -33,12 +33,7 @@ from gatekeeper.audit.chain import (
 )
 from gatekeeper.audit.files import TextStore, count_segments
 from gatekeeper.audit.index import find_decision
-from gatekeeper.audit.leases import (
-    AuditedDecider,
-    AuditedGrant,
-    AuditedLeases,
-    AuditedRobotsLease,
-)
+from gatekeeper.audit.leases import AuditedDecider, AuditedGrant, AuditedLeases, AuditedRobotsLease
 from gatekeeper.audit.lines import WRITTEN, ScopeInForce
 from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.writer import ChainWriter

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gatekeeper.audit.chain import OPEN, SEAL, BadLine, SegmentName
-from gatekeeper.audit.files import (
-    is_written,
-    open_either,
-    stored_texts,
-    texts_named,
-    whole_file,
-)
+from gatekeeper.audit.files import is_written, open_either, stored_texts, texts_named, whole_file
 from gatekeeper.audit.index import index_path
 from gatekeeper.audit.lines import read_line
 

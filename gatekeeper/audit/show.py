@@ -24,13 +24,7 @@ from gatekeeper.audit.lines import (
     RobotsLine,
     StartLine,
 )
-from gatekeeper.audit.reading import (
-    host_asked_for,
-    host_of_line,
-    merged,
-    moment_text,
-    read_chains,
-)
+from gatekeeper.audit.reading import host_asked_for, host_of_line, merged, moment_text, read_chains
 from gatekeeper.audit.report import what_it_sets
 from gatekeeper.clock import number
 from gatekeeper.errors import InvalidURL
