@@ -530,6 +530,7 @@ def test_every_url_reader_is_tested() -> None:
     here = {name for name, one in vars(urls).items() if _is_of_urls(one)}
     others = {"Target", "not_text", "printable", "make_room"}
     others |= {"without_credentials"}  # of a store
+    others |= {"bracketed", "usual_origins"}  # of a host that was read
     others |= {"UrlCache", "url_of"}  # as yarl reads, for requests: see test_url_cache
     assert set(_READERS) == {name for name in here if name[0] != "_"} - others
 

@@ -92,6 +92,8 @@ def get_from(
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
+    except OSError:  # that of a wrong certificate is a ValueError as well
+        raise
     except (http.client.HTTPException, ValueError) as error:  # ValueError: no name of a host
         raise OSError(str(error) or type(error).__name__) from error
 

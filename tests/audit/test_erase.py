@@ -213,19 +213,20 @@ def test_nothing_of_the_host_is_left_in_what_killed_processes_left(maker: Maker,
 def test_a_segment_that_was_compressed_or_removed_since_it_was_listed_is_not_made_again(
     maker: Maker, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
-    listed = erasing.find_chains
+    listed, path = erasing.find_chains, maker.path
+    maker.seal(compressed=False)
 
     def then_changed(folders: list[Path]) -> list[ChainFiles]:
         found = listed(folders)
-        if maker.path.exists():
-            compressed(maker.path)
+        if path.exists():
+            compressed(path)
             if keep:
                 remove_old(maker.folder, BEGIN + 1.0, "")
         return found
 
     monkeypatch.setattr(erasing, "find_chains", then_changed)
     erased(maker.folder)
-    assert not maker.path.exists()
+    assert not path.exists()
     assert "a.test" not in everything(maker.folder)
     assert verified(maker.folder).differences == []
 
