@@ -276,17 +276,19 @@ class LongestMatch:
             if "*" in value and written != value and _TWO_FORMS.search(written):
                 allows = 0 if not self._disallows or self._disallows[number] else _ALLOWS
                 found.append((written, _LAST - number + allows + len(value) * _OCTET))
-        found.sort(key=itemgetter(1))
+        found.sort(key=itemgetter(1), reverse=True)
         # Several stars are equivalent to one, but each counts for the length of the rule.
-        wild = {squeeze(value): entry for value, entry in found}
-        octets = sum(map(len, wild))
-        best_first = sorted(wild, key=wild.__getitem__, reverse=True)
-        pieces = [pattern.rstrip("*$").rpartition("*")[2] for pattern in best_first]
-        patterns = [*zip(map(wild.__getitem__, best_first), pieces, best_first, strict=True)]
-        max_linear = MAX_LINEAR_PAIRS // max(octets, 1)
+        wild: dict[str, int] = {}
+        for value, entry in found:
+            wild.setdefault(squeeze(value), entry)
+        best_first, octets = [*wild], sum(map(len, wild))
+        max_linear, pieces = MAX_LINEAR_PAIRS // max(octets, 1), best_first
         if len(wild) > MAX_LINEAR_PATTERNS or octets > LARGE:
             max_linear = 0
             self._index = PieceIndex(index_keys(best_first))
+        else:
+            pieces = [pattern.rstrip("*$").rpartition("*")[2] for pattern in best_first]
+        patterns = [*zip(wild.values(), pieces, best_first, strict=True)]
         prepared = table, sorted({*map(len, table)}, reverse=True), patterns, max_linear
         self._prepared = prepared
         return prepared
