@@ -215,6 +215,7 @@ async def test_an_unread_first_attempt_leaves_the_deadline_to_the_second(
 
     with contextlib.suppress(TimeoutError):
         await net.drive(crawl())
+    kept[0].close()
     assert ends <= net.clock.monotonic() < ends + 1.0
 
 
