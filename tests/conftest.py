@@ -129,8 +129,9 @@ def _link_bytecode(folder: str) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Use two workers more than processors: many tests wait for processes and browsers."""
-    return (os.cpu_count() or 1) + 2
+    """Use one worker more than processors: many tests wait for processes and browsers, and each
+    worker collects all tests."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(wrapper=True)
