@@ -166,9 +166,7 @@ _COMMON_PROBLEMS = (401, 403, 429, 500)
 _BODY_PROBLEMS = frozenset({400, 408, 413, 415})
 """The body is malformed, too slow, too large, or of another type."""
 _SECONDS = {"type": "integer", "minimum": 1}
-_RETRY_AFTER = {
-    "Retry-After": {"description": "Whole seconds, at least 1.", "schema": _SECONDS},
-}
+_RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, at least 1.", "schema": _SECONDS}}
 _SITES_OWN = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 """The content of a response that a site sent, as generators of clients expect it."""
 
