@@ -159,8 +159,8 @@ def _text(explained: Explanation, group: Collection[int]) -> Html:
         mark = "decides" if n == decided else "loses" if n in values else None
         classes = " ".join(filter(None, (mark, "group" if n in group else None)))
         note = mark and element("span", f" ◀ {mark}", _note(values.get(n, "")), class_="mark")
-        shown = code(line[:2000] or " ")
-        items.append(element("li", shown, note, value=n, class_=classes or None))
+        content = code(line[:2000] or " "), note
+        items.append(element("li", content, value=n, class_=classes or None))
     part = ""
     if len(lines) > _MAX_LINES:
         part = f"Lines {first + 1} to {first + len(shown)} of {number(len(lines))}. "
