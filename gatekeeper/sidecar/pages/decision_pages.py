@@ -271,7 +271,7 @@ def _equal_runs(old: Sequence[str], new: Sequence[str]) -> tuple[tuple[int, int,
     return ()
 
 
-class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of `/ui/history`; `old` and `new` are indexes in the list of versions."""
 
     origin: Annotated[str, msgspec.Meta(max_length=2048)] = ""
@@ -281,7 +281,7 @@ class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def history_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """The versions of a robots.txt, and the differences between two of them."""
-    query, example = call.parameters(HistoryQuery), "https://example.org"
+    query, example = call.parameters(HistoryPageQuery), "https://example.org"
     origin = query.origin
     found: Child = html.paragraph(f"Enter an origin, such as {example}.", class_="empty")
     try:
