@@ -59,7 +59,12 @@ class Counts(msgspec.Struct, eq=False):
 
     def add(self, verdict: Verdict, count: int = 1) -> None:
         """Count decisions with this verdict."""
-        setattr(self, verdict.value, getattr(self, verdict.value) + count)
+        if verdict is Verdict.ALLOW:
+            self.allow += count
+        elif verdict is Verdict.DENY:
+            self.deny += count
+        else:
+            self.defer += count
 
 
 _MAX_ORIGINS: Final = 16
