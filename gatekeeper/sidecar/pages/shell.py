@@ -118,7 +118,7 @@ class Sessions:
 
 def _signature(token: Token, text: str) -> str:
     key = hashlib.blake2b(token.value, person=b"ui session").digest()
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 def set_cookie(response: web.StreamResponse, value: str, *, secure: bool) -> None:
