@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import nan
+from operator import attrgetter
 from typing import Any
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 
 from gatekeeper.gate import GateStats
 
@@ -52,44 +48,46 @@ gauge gatekeeper_workers: Worker processes that answer questions.
 gauge gatekeeper_worker_connections: Open connections of workers.
 counter gatekeeper_worker_restarts: Workers that were started again.
 
-counter gatekeeper_decisions{outcome,reason}: Decisions made, for a lease also when it is granted.
-counter gatekeeper_robots_fetch{result}: Retrievals of robots.txt, by result.
-gauge gatekeeper_cache_entries: Origins in memory.
-gauge gatekeeper_cache_bytes: Estimated memory of the origins, in bytes.
-gauge gatekeeper_robots_fetch_in_flight: Retrievals under way.
-gauge gatekeeper_questions_waiting: Questions waiting for a file.
-gauge gatekeeper_local_fault: Our own network seems to be down.
-counter gatekeeper_cache_evicted: Origins dropped from memory.
-counter gatekeeper_robots_revalidated: Files found unchanged.
-counter gatekeeper_internal_errors: Internal errors, all deferred.
-counter gatekeeper_storage_errors: Failures to read or write state.
+counter gatekeeper_decisions{outcome,reason} = decisions: Decisions made, for a lease also when it
+    is granted.
+counter gatekeeper_robots_fetch{result} = directory.outcomes: Retrievals of robots.txt, by result.
+gauge gatekeeper_cache_entries = directory.records: Origins in memory.
+gauge gatekeeper_cache_bytes = directory.bytes: Estimated memory of the origins, in bytes.
+gauge gatekeeper_robots_fetch_in_flight = directory.in_flight: Retrievals under way.
+gauge gatekeeper_questions_waiting = directory.waiting: Questions waiting for a file.
+gauge gatekeeper_local_fault = directory.local_fault: Our own network seems to be down.
+counter gatekeeper_cache_evicted = directory.evicted: Origins dropped from memory.
+counter gatekeeper_robots_revalidated = directory.revalidated: Files found unchanged.
+counter gatekeeper_internal_errors = directory.internal_errors: Internal errors, all deferred.
+counter gatekeeper_storage_errors = directory.storage_errors: Failures to read or write state.
 gauge gatekeeper_turns{state}: Requests that wait for a lease or hold one, by state.
-counter gatekeeper_turns_granted: Leases granted, those for robots.txt included.
-counter gatekeeper_blocks: Blocks of hosts because of their responses.
-counter gatekeeper_shadow_denied: Dry run: leases that would have waited.
+counter gatekeeper_turns_granted = pacing.granted: Leases granted, those for robots.txt included.
+counter gatekeeper_blocks = pacing.blocks: Blocks of hosts because of their responses.
+counter gatekeeper_shadow_denied = pacing.dry_waits: Dry run: leases that would have waited.
 gauge gatekeeper_hosts{state}: Hosts and shared clocks in memory, by state.
-counter gatekeeper_guard_denied{kind}: URLs and addresses that the guard refused.
+counter gatekeeper_guard_denied{kind} = guard.refused: URLs and addresses that the guard refused.
 
 gauge gatekeeper_fleet_state{state}: 1 for the state of the store that the fleet shares.
-gauge gatekeeper_fleet_members: Members that are alive.
-gauge gatekeeper_fleet_dividing: The store is lost, hosts divided.
-counter gatekeeper_fleet_calls: Script calls of the store.
-counter gatekeeper_fleet_requests: Requests in these calls.
-counter gatekeeper_fleet_failures: Calls that failed.
-counter gatekeeper_fleet_epochs: Epochs that this member began.
+gauge gatekeeper_fleet_members = fleet.members: Members that are alive.
+gauge gatekeeper_fleet_dividing = fleet.dividing: The store is lost, hosts divided.
+counter gatekeeper_fleet_calls = fleet.calls: Script calls of the store.
+counter gatekeeper_fleet_requests = fleet.requests: Requests in these calls.
+counter gatekeeper_fleet_failures = fleet.failures: Calls that failed.
+counter gatekeeper_fleet_epochs = fleet.epochs: Epochs that this member began.
 """
-"""Kind, name, labels and description of each metric, apart from the histograms."""
+"""Kind, name, labels and description of each metric, apart from the histograms; and after "=" its
+place in `GateStats`, if the value is there as it is."""
 
 
-def _read_table(table: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
-    """Return kind, description and labels by name."""
+def _read_table(table: str) -> dict[str, tuple[str, str, tuple[str, ...], str]]:
+    """Return kind, description, labels and place by name."""
     metrics = {}
-    for row in table.replace("\n    ", " ").splitlines():
-        if row:
-            head, _, text = row.partition(": ")
-            kind, _, name = head.partition(" ")
-            name, _, labels = name.removesuffix("}").partition("{")
-            metrics[name] = kind, text, tuple(labels.split(",")) if labels else ()
+    for row in filter(None, table.replace("\n    ", " ").splitlines()):
+        head, _, text = row.partition(": ")
+        head, _, place = head.partition(" = ")
+        kind, _, name = head.partition(" ")
+        name, _, labels = name.removesuffix("}").partition("{")
+        metrics[name] = kind, text, tuple(labels.split(",")) if labels else (), place
     return metrics
 
 
@@ -102,7 +100,7 @@ def family_of(name: str, values: float | Mapping[Any, float]) -> Metric:
     >>> family_of("gatekeeper_leases_ended", {"reported": 3}).samples[0].value
     3
     """
-    kind, text, labels = METRICS[name]
+    kind, text, labels, _ = METRICS[name]
     make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily = make(name, text, labels=labels)
     by_label = values if isinstance(values, Mapping) else {(): values}
@@ -118,24 +116,17 @@ class Histogram:
     """A histogram of durations, with fixed buckets."""
 
     def __init__(self, name: str, text: str) -> None:
-        self._name = name
-        self._text = text
-        self._counts = [0] * (len(_BUCKETS) + 1)
-        self._sum = 0.0
-        self._exemplars: dict[int, Exemplar] = {}
-        """The latest one of each bucket."""
+        self._inner = prometheus_client.Histogram(name, text, buckets=_BUCKETS, registry=None)
 
     def observe(self, seconds: float, trace_id: str = "") -> None:
         """Count one duration. `trace_id`: the trace in which it was measured, if there is one."""
-        bucket = bisect_left(_BUCKETS, seconds)
-        self._counts[bucket] += 1
-        self._sum += seconds
-        if trace_id:
-            self._exemplars[bucket] = Exemplar({"trace_id": trace_id}, seconds, time.time())
+        self._inner.observe(seconds, {"trace_id": trace_id} if trace_id else None)
 
     def counts(self) -> list[int]:
         """Return the number of observations in each bucket so far."""
-        return list(self._counts)
+        samples = self.family().samples
+        totals = [int(one.value) for one in samples if one.name.endswith("_bucket")]
+        return [total - below for below, total in pairwise([0, *totals])]
 
     @staticmethod
     def quantile(counts: Sequence[int], share: float) -> float:
@@ -156,16 +147,13 @@ class Histogram:
         return lower
 
     def family(self, *, exemplars: bool = False) -> Metric:
-        """Return the histogram for Prometheus, with cumulative buckets."""
-        total = 0
-        buckets: list[Any] = []
-        bounds = (*map(str, _BUCKETS), "+Inf")
-        for bucket, (bound, count) in enumerate(zip(bounds, self._counts, strict=True)):
-            total += count
-            exemplar = self._exemplars.get(bucket) if exemplars else None
-            buckets.append((bound, float(total), exemplar))
-        family = HistogramMetricFamily(self._name, self._text)
-        family.add_metric([], buckets, self._sum)
+        """Return the histogram for Prometheus, with the latest exemplar of each bucket if asked."""
+        (family,) = self._inner.collect()
+        family.samples = [
+            one if exemplars else one._replace(exemplar=None)
+            for one in family.samples
+            if not one.name.endswith("_created")
+        ]
         return family
 
 
@@ -254,35 +242,16 @@ _FLEET_STATES = ("connected", "lost", "recovering")
 
 def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Samples:
     """Return the gate's samples for one scrape. `hosts`: the number of hosts in each state."""
-    directory, pacing, fleet = stats.directory, stats.pacing, stats.fleet
+    pacing, fleet = stats.pacing, stats.fleet
+    # There may be no guard, and no fleet.
     samples: dict[str, float | Mapping[Any, float]] = {
-        "gatekeeper_decisions": stats.decisions,
-        "gatekeeper_robots_fetch": directory.outcomes,
-        "gatekeeper_cache_entries": directory.records,
-        "gatekeeper_cache_bytes": directory.bytes,
-        "gatekeeper_robots_fetch_in_flight": directory.in_flight,
-        "gatekeeper_questions_waiting": directory.waiting,
-        "gatekeeper_local_fault": directory.local_fault,
-        "gatekeeper_cache_evicted": directory.evicted,
-        "gatekeeper_robots_revalidated": directory.revalidated,
-        "gatekeeper_internal_errors": directory.internal_errors,
-        "gatekeeper_storage_errors": directory.storage_errors,
-        "gatekeeper_turns": {"in_flight": pacing.in_flight, "waiting": pacing.waiting},
-        "gatekeeper_turns_granted": pacing.granted,
-        "gatekeeper_blocks": pacing.blocks,
-        "gatekeeper_shadow_denied": pacing.dry_waits,
-        "gatekeeper_hosts": {state: hosts.get(state, 0) for state in _HOST_STATES},
+        name: attrgetter(place)(stats)
+        for name, (*_, place) in METRICS.items()
+        if place and getattr(stats, place.partition(".")[0]) is not None
     }
-    if stats.guard is not None:
-        samples["gatekeeper_guard_denied"] = stats.guard.refused
+    samples["gatekeeper_turns"] = {"in_flight": pacing.in_flight, "waiting": pacing.waiting}
+    samples["gatekeeper_hosts"] = {state: hosts.get(state, 0) for state in _HOST_STATES}
     if fleet is not None:
-        samples |= {
-            "gatekeeper_fleet_state": {one: float(fleet.state == one) for one in _FLEET_STATES},
-            "gatekeeper_fleet_members": fleet.members,
-            "gatekeeper_fleet_dividing": fleet.dividing,
-            "gatekeeper_fleet_calls": fleet.calls,
-            "gatekeeper_fleet_requests": fleet.requests,
-            "gatekeeper_fleet_failures": fleet.failures,
-            "gatekeeper_fleet_epochs": fleet.epochs,
-        }
+        states = {one: float(fleet.state == one) for one in _FLEET_STATES}
+        samples["gatekeeper_fleet_state"] = states
     return samples

@@ -42,10 +42,10 @@ def test_names_stay_sorted_whatever_comes_and_goes(
     hosts, model = SortedHosts(), set()
     for comes, name in moves:
         if comes:
-            hosts.add(scope_named(name))
+            hosts.put(name, scope_named(name))
             model.add(name)
         else:
-            hosts.discard(name)
+            hosts.put(name, None)
             model.discard(name)
     assert len(hosts) == len(model)
     assert hosts.names(first, 4) == sorted(model)[first : first + 4]
@@ -55,11 +55,11 @@ def test_names_stay_sorted_whatever_comes_and_goes(
 def test_many_names_are_split_into_short_lists() -> None:
     hosts, model = SortedHosts(), [f"h{n:05d}" for n in range(20_000)]
     for name in random.Random(1).sample(model, len(model)):
-        hosts.add(scope_named(name))
+        hosts.put(name, scope_named(name))
     assert max(map(len, hosts.chunks())) <= 512
     assert hosts.names(19_990, 50) == model[19_990:]
     for name in model[:15_000]:
-        hosts.discard(name)
+        hosts.put(name, None)
     assert hosts.names(0, 2) == model[15_000:15_002]
     assert [one.name for chunk in hosts.chunks() for one in chunk] == model[15_000:]
 
@@ -68,15 +68,15 @@ def test_names_that_come_and_go_during_a_scan_hide_no_other() -> None:
     """Lists are split and emptied meanwhile."""
     hosts, staying = SortedHosts(), [f"h{n:05d}" for n in range(0, 9_000, 3)]
     for name in staying + [f"h{n:05d}" for n in range(1, 9_000, 3)]:
-        hosts.add(scope_named(name))
+        hosts.put(name, scope_named(name))
     seen: list[str] = []
     for part in hosts.chunks():
         seen += [one.name for one in part]
         first = len(seen)
         for n in range(first, first + 1_500):
-            hosts.add(scope_named(f"h{n:05d}x"))
+            hosts.put(f"h{n:05d}x", scope_named(f"h{n:05d}x"))
         for n in range(1, 9_000, 6):
-            hosts.discard(f"h{n:05d}")
+            hosts.put(f"h{n:05d}", None)
     assert len(seen) == len(set(seen))
     assert set(staying) <= set(seen)
 

@@ -260,6 +260,20 @@ async def test_a_cookie_is_signed_ends_and_goes_with_its_token(internet: FakeInt
         assert answer.status == 303
 
 
+@pytest.mark.parametrize("rest", [b"\xff|y", b"x|\xff"])
+async def test_a_cookie_that_is_no_text_leads_to_the_sign_in(
+    internet: FakeInternet, rest: bytes
+) -> None:
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
+        cookie = b"Cookie: gatekeeper_session=olga|1|99999999999|" + rest
+        head = b"GET /ui/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        writer.write(head + cookie + b"\r\n\r\n")
+        assert b" 303 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_signing_out_leaves_no_cookie_behind(internet: FakeInternet) -> None:
     """A browser stores a cookie without a path for the folder of the page that set it."""
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:

@@ -11,18 +11,7 @@ from typing import Final
 from gatekeeper.audit.reading import counted
 from gatekeeper.audit.report import AuditReport, HostRow, OverrideRow
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.html import (
-    Child,
-    Html,
-    Row,
-    attributes,
-    badge,
-    card,
-    code,
-    markup,
-    number,
-    row,
-)
+from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, card, code, element, number, row
 from gatekeeper.sidecar.pages.shell import asset, document
 
 _STYLE: Final = """
@@ -67,7 +56,7 @@ def report_page(report: AuditReport) -> str:
     """Return the report as an HTML document."""
     verified = report.verified
     title = f"What was fetched, {_day(verified.first)} to {_day(verified.last)}"
-    style = markup("<style>{}</style>", Html(asset("app.css").decode() + _STYLE))
+    style = element("style", Html(asset("app.css").decode() + _STYLE))
     body = [
         *_head(report),
         *_over_time(report),
@@ -82,7 +71,8 @@ def report_page(report: AuditReport) -> str:
         _counts("What sites said about use", "Signal", report.signals, _NO_SIGNALS),
         *_proof(report),
     ]
-    return document(title, style, markup('<main id="main"><h1>{}</h1>{}</main>', title, body))
+    main = element("main", element("h1", title), body, id="main")
+    return document(title, style, element("body", main))
 
 
 def _day(time: str | None) -> str:
@@ -94,10 +84,10 @@ def _head(report: AuditReport) -> Iterable[Child]:
     rows = [*report.hosts, report.others]
     requests, robots = sum(one.requests for one in rows), sum(one.robots for one in rows)
     refused = sum(report.refused.values())
-    said = badge("ok", "The record was verified: nothing differs.")
+    found = "nothing differs"
     if not verified.ok:
-        text = f"The record was verified: {counted(verified.found, 'difference')}, see below."
-        said = badge("bad", text)
+        found = f"{counted(verified.found, 'difference')}, see below"
+    said = badge("ok" if verified.ok else "bad", f"The record was verified: {found}.")
     yield html.paragraph(said, class_="lead")
     names = ", ".join(report.user_agents) or "an unknown crawler"
     span = (
@@ -129,40 +119,36 @@ def _over_time(report: AuditReport) -> Iterable[Child]:
         bars.append(_bar("two", place, most - sent - refused, refused))
     box = f"0 0 {len(report.times)} {most}"
     label = f"Requests and refusals per {span}: at most {number(most)}; see the table below"
-    own = attributes(viewBox=box, preserveAspectRatio="none", role="img", aria_label=label)
-    yield markup("<h2>Over time</h2>")
-    yield markup(
-        "<figure><figcaption>Per {}: {} sent, {} refused; at most {}</figcaption>"
-        '<svg{}>{}</svg><p class="axis"><span>{}</span><span>{}</span></p></figure>',
-        span,
-        markup('<span class="key one"></span>'),
-        markup('<span class="key two"></span>'),
-        number(most),
-        own,
-        bars,
-        report.times[0][0],
-        report.times[-1][0],
+    own = {"viewBox": box, "preserveAspectRatio": "none", "role": "img", "aria_label": label}
+    one, two = (element("span", class_=f"key {kind}") for kind in ("one", "two"))
+    text = [f"Per {span}: ", one, " sent, ", two, f" refused; at most {number(most)}"]
+    axis = [element("span", report.times[at][0]) for at in (0, -1)]
+    yield element("h2", "Over time")
+    yield element(
+        "figure",
+        element("figcaption", text),
+        element("svg", bars, **own),
+        element("p", axis, class_="axis"),
     )
     rows = (row(*one) for one in report.times if any(one[1:]))
-    columns = html.columns("From, Sent:num, Refused:num")
+    columns = "From, Sent:num, Refused:num"
     yield html.details("The chart as a table", html.table("Over time", columns, rows))
 
 
 def _bar(kind: str, x: int, y: int, height: int) -> Html:
-    rect = '<rect class="{}" x="{}" y="{}" width=".9" height="{}"/>'
-    return markup(rect, kind, x, y, height)
+    return element("rect", class_=kind, x=x, y=y, width=0.9, height=height)
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
 def _hosts(report: AuditReport) -> Iterable[Child]:
-    yield markup("<h2>The hosts, and their pace</h2>")
+    yield element("h2", "The hosts, and their pace")
     yield html.paragraph(
         "The shortest time between two requests stands beside the time that was asked for then, by "
         "the site's robots.txt or by the crawler's own settings."
     )
-    columns = html.columns(
+    columns = (
         "Host, Requests:num, Refused:num, No success:num, Shortest gap:num, Asked for:num, By:url, "
         "Blocks:num, Bytes:num"
     )
@@ -187,35 +173,28 @@ def _reasons(title: str, counts: Mapping[str, int], empty: str) -> Html:
     rows = (
         row(text, _WORDS.get(text.split(": ")[-1], ""), count) for text, count in counts.items()
     )
-    return html.section(title, html.columns("Reason, In words, Number:num"), rows, empty=empty)
+    return html.section(title, "Reason, In words, Number:num", rows, empty=empty)
 
 
 def _counts(title: str, head: str, counts: Mapping[str, int], empty: str) -> Html:
     rows = (row(text, count) for text, count in counts.items())
-    return html.section(title, {head: "", "Number": "num"}, rows, empty=empty)
+    return html.section(title, f"{head}, Number:num", rows, empty=empty)
 
 
 def _overrides(overrides: Sequence[OverrideRow]) -> Html:
-    columns = html.columns("Hosts, Rule:url, Who, Why:url, Since, Until, Ended")
-    rows = (
-        row(
-            code(one.match),
-            one.rule,
-            one.by or "not said",
-            (one.reason or "not said")[:300],
-            one.since,
-            one.until or "no end",
-            one.ended or "-",
-        )
-        for one in overrides
-    )
+    rows = []
+    for one in overrides:
+        who = one.by or "not said", (one.reason or "not said")[:300]
+        span = one.since, one.until or "no end", one.ended or "-"
+        rows.append(row(code(one.match), one.rule, *who, *span))
     title = "Overrides: rules that people set"
+    columns = "Hosts, Rule:url, Who, Why:url, Since, Until, Ended"
     return html.section(title, columns, rows, empty="Nobody overrode a robots.txt.")
 
 
 def _proof(report: AuditReport) -> Iterable[Child]:
     verified = report.verified
-    yield markup("<h2>What this proves</h2>")
+    yield element("h2", "What this proves")
     yield html.items(verified.boundary)
     yield html.paragraph(
         f"Checked: {counted(verified.lines, 'line')}, {counted(verified.decisions, 'decision')}, "
@@ -230,24 +209,13 @@ def _proof(report: AuditReport) -> Iterable[Child]:
     }
     if left_out:
         yield _counts("Not checked", "Lines", left_out, "")
-    rows = (
-        row(
-            code(one.chain),
-            one.sealed,
-            one.sealed_at or "-",
-            _signed(one.key, verified.signatures_checked),
-            one.behind,
-        )
-        for one in verified.chains[:200]
-    )
-    columns = html.columns("Chain, Sealed up to:num, At, Signed:url, Lines behind:num")
+    checked = "checked" if verified.signatures_checked else "not checked"
+    rows = []
+    for one in verified.chains[:200]:
+        signed = "no" if one.key is None else f"by {one.key}, {checked}"
+        rows.append(row(code(one.chain), one.sealed, one.sealed_at or "-", signed, one.behind))
+    columns = "Chain, Sealed up to:num, At, Signed:url, Lines behind:num"
     yield html.section("The chains", columns, rows)
     if verified.differences:
-        yield markup("<h2>What differs</h2>")
-        yield html.items(str(one) for one in verified.differences)
-
-
-def _signed(key: str | None, checked: bool) -> str:
-    if key is None:
-        return "no"
-    return f"by {key}, {'checked' if checked else 'not checked'}"
+        yield element("h2", "What differs")
+        yield html.items(map(str, verified.differences))

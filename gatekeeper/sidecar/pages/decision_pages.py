@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from urllib.parse import urlencode
+
+import msgspec
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Reason
+from gatekeeper.errors import GatekeeperError, InvalidURL
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, code, markup, number, row
-from gatekeeper.sidecar.pages.shell import Page
-from gatekeeper.sidecar.routes.check import as_read
+from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, code, element, number, row
+from gatekeeper.sidecar.pages.shell import Page, Visitor
+from gatekeeper.sidecar.routes import check
+from gatekeeper.sidecar.routes.operators import EventQuery
+from gatekeeper.sidecar.routing import Call
 
 if TYPE_CHECKING:
     from gatekeeper.client.wire import Explanation
     from gatekeeper.decision import Decision
-    from gatekeeper.sidecar.routes.operators import EventQuery
     from gatekeeper.sidecar.service import Service
-    from gatekeeper.storage.base import HistoryEntry
 
 _MAX_LINES: Final = 400
 """Maximum lines of a text to show."""
 _MAX_ROWS: Final = 200
 """Maximum rows of a comparison of two texts."""
+_MAX_COMPARED: Final = 500
+"""Maximum URLs whose verdicts are compared between two versions."""
 
 # --- explain ----------------------------------------------------------------------------------
 
 
-def explain_page(
-    service: Service, url: str, agent: str, explained: Explanation | None, answer: Child
-) -> Page:
-    """Why a URL is allowed, denied or deferred, and a form to try another text of the file.
+class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of `/ui/explain`."""
 
-    `answer` is the result of `decision_section`, or says why there is none.
-    """
-    fields = (
-        html.field("URL", "url", url, type="text", required=True, class_="wide"),
-        html.field(
-            "User agent", "user_agent", agent, placeholder=service.gate.user_agent, maxlength=512
-        ),
-    )
-    form = html.search_form("explain", *fields, button="Explain", id_="question")
-    if not url:
+    url: Annotated[str, msgspec.Meta(max_length=65_536)] = ""
+    user_agent: Annotated[str, msgspec.Meta(max_length=512)] = ""
+
+
+async def explain_page(service: Service, call: Call, visitor: Visitor) -> Page:
+    """Why a URL is allowed, denied or deferred, and a form to try another text of the file."""
+    query = call.parameters(ExplainQuery)
+    what_if: Child = None
+    if not query.url:
         said = "Enter a URL: the answer names the deciding line of robots.txt and the other "
         answer = html.paragraph(said, "matching rules.", class_="empty")
-    body: Child = [form, answer, None if explained is None else _what_if(explained)]
-    return Page("Explain", body, files=("explain.js",))
+    else:
+        try:
+            question = check.CheckQuery(query.url, query.user_agent or None)
+            explained = await check.explanation(service, question, call)
+            answer = await asyncio.to_thread(decision_section, service, explained)
+            what_if = _what_if(explained)
+        except GatekeeperError as error:
+            answer = html.paragraph(badge("bad", "Invalid question"), f" {error}", class_="lead")
+    url = html.field("URL", "url", query.url, type="text", required=True, class_="wide")
+    agent, ours = query.user_agent, service.gate.user_agent
+    name = html.field("User agent", "user_agent", agent, placeholder=ours, maxlength=512)
+    form = html.search_form("explain", url, name, button="Explain", id_="question")
+    return Page("Explain", [form, answer, what_if], files=("explain.js",))
 
 
 def decision_section(service: Service, explained: Explanation) -> Html:
@@ -60,13 +74,13 @@ def decision_section(service: Service, explained: Explanation) -> Html:
     """
     decision = explained.decision
     verdict = html.state_badge(decision.verdict.value)
-    return markup(
-        '<div id="story">{}<h2>How the file was fetched</h2>{}<h2>Matching rules</h2>{}'
-        "<h2>The text</h2>{}</div>",
+    return element(
+        "div",
         html.paragraph(verdict, " ", _reason(decision), class_="lead", aria_live="polite"),
-        _fetch_section(service, explained),
-        _candidates(explained),
-        _text(explained, _group_lines(service, explained)),
+        [element("h2", "How the file was fetched"), _fetch_section(service, explained)],
+        [element("h2", "Matching rules"), _candidates(explained)],
+        [element("h2", "The text"), _text(explained, _group_lines(service, explained))],
+        id="story",
     )
 
 
@@ -74,7 +88,7 @@ def _reason(decision: Decision) -> Child:
     rule = decision.rule
     conflict = " The declared dialect and RFC 9309 disagree about it; robots.conflicts decides."
     return [
-        markup("<strong>{}</strong> for {}", _words(decision.reason), decision.user_agent),
+        [element("strong", _words(decision.reason)), f" for {decision.user_agent}"],
         None if rule is None else [f": line {rule.line} ", code(rule.text[:300])],
         [" - ", decision.note] if decision.note else None,
         None if decision.retry_at is None else [". Ask again at ", html.moment(decision.retry_at)],
@@ -107,15 +121,15 @@ def _fetch_section(service: Service, explained: Explanation) -> Html:
         return html.paragraph("Nothing was fetched for this answer.", class_="empty")
     size = "no text" if fetch.size is None else f"{number(fetch.size)} bytes"
     coding, fetched, expires = fetch.ignored_coding, fetch.fetched_at, fetch.expires_at
-    return markup(
-        "<p>Status {}, {}{}{}{}{}{}.</p>",
-        "none" if fetch.status is None else fetch.status,
-        size,
+    return element(
+        "p",
+        f"Status {'none' if fetch.status is None else fetch.status}, {size}",
         ", cut at the limit" if fetch.truncated else None,
         [", sent as ", code(coding), " (no content coding: ignored)"] if coding else None,
         [", fetched ", html.age(fetched, now)] if fetched is not None else None,
         [", refreshed ", html.age(expires, now)] if expires is not None else None,
         [", via ", ", ".join(fetch.hops)] if fetch.hops else None,
+        ".",
     )
 
 
@@ -128,7 +142,7 @@ def _candidates(explained: Explanation) -> Html:
         part, pattern = badge("ok" if first else "idle", mark), code(one.value[:500])
         cells = part, one.line, one.field, [pattern, _note(one.value)], one.length
         rows.append(row(*cells, class_=mark))
-    columns = html.columns("Part, Line:num, Field, Pattern:url, Length:num")
+    columns = "Part, Line:num, Field, Pattern:url, Length:num"
     return html.table("Rules that match, by their length", columns, rows, empty="No rule matches.")
 
 
@@ -144,22 +158,22 @@ def _text(explained: Explanation, group: Collection[int]) -> Html:
     for n, line in enumerate(shown, first + 1):
         mark = "decides" if n == decided else "loses" if n in values else None
         classes = " ".join(filter(None, (mark, "group" if n in group else None)))
-        note = markup('<span class="mark"> ◀ {}{}</span>', mark, _note(values.get(n, "")))
-        own = html.attributes(value=str(n), class_=classes or None)
-        items.append(markup("<li{}>{}{}</li>", own, code(line[:2000] or " "), mark and note))
+        note = mark and element("span", f" ◀ {mark}", _note(values.get(n, "")), class_="mark")
+        content = code(line[:2000] or " "), note
+        items.append(element("li", content, value=n, class_=classes or None))
     part = ""
     if len(lines) > _MAX_LINES:
         part = f"Lines {first + 1} to {first + len(shown)} of {number(len(lines))}. "
     return html.scrolled(
         "Text of the robots.txt",
         html.paragraph(f"{part}A bar marks the group that applies to the agent."),
-        markup('<ol class="text" start="{}">{}</ol>', first + 1, items),
+        element("ol", items, class_="text", start=first + 1),
     )
 
 
 def _group_lines(service: Service, explained: Explanation) -> set[int]:
     """Return the lines of the groups that have matching rules or that name the agent."""
-    text = as_read(service, (explained.robots_txt or "").encode("utf-8", "replace"))
+    text = check.as_read(service, (explained.robots_txt or "").encode("utf-8", "replace"))
     matching = {one.line for one in explained.candidates}
     agent = explained.decision.user_agent.lower()
     lines_of_groups: set[int] = set()
@@ -172,40 +186,32 @@ def _group_lines(service: Service, explained: Explanation) -> set[int]:
 
 def _what_if(explained: Explanation) -> Html:
     said = "Edit the text: the answer above changes as you type. Nothing is stored, and no other "
-    return html.details(
-        "Try another text",
-        html.paragraph(said, "answer is affected."),
-        markup('<label for="what-if">Text of robots.txt</label>'),
-        markup(
-            '<textarea id="what-if" rows="16" spellcheck="false" class="wide">{}</textarea>',
-            (explained.robots_txt or "")[:600_000],
-        ),
-        class_="what-if",
-        data_keep="what-if",
-    )
+    label = element("label", "Text of robots.txt", for_="what-if")
+    text = (explained.robots_txt or "")[:600_000]
+    area = element("textarea", text, id="what-if", rows=16, spellcheck="false", class_="wide")
+    content = html.paragraph(said, "answer is affected."), label, area
+    return html.details("Try another text", content, class_="what-if", data_keep="what-if")
 
 
 # --- live -------------------------------------------------------------------------------------
 
 
-def live_page(query: EventQuery) -> Page:
+async def live_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """The stream of decisions, which `live.js` shows."""
-    columns = html.columns("Time, Verdict, URL, Reason, Line:num, Client")
-    verdicts = ("any", "allow", "deny", "defer")
+    query = call.parameters(EventQuery)
+    columns = "Time, Verdict, URL, Reason, Line:num, Client"
+    fields = (
+        html.choice("Verdict", "verdict", query.verdict, ("any", "allow", "deny", "defer")),
+        html.search("Part of the origin", "host", query.host),
+        html.search("Client", "client", query.client),
+        html.choice("Reason", "reason", query.reason, ("", *sorted(Reason))),
+    )
+    pause = element("button", "Pause", id="pause", type="button", hidden=True)
+    state = element("span", "This page needs JavaScript.", id="live-state", role="status")
+    dropped = element("span", id="dropped")
     body = [
-        html.search_form(
-            "live",
-            html.choice("Verdict", "verdict", query.verdict, verdicts),
-            html.search("Part of the origin", "host", query.host),
-            html.search("Client", "client", query.client),
-            html.choice("Reason", "reason", query.reason, ("", *sorted(Reason))),
-            button="Filter",
-        ),
-        markup(
-            '<p class="controls"><button id="pause" type="button" hidden>Pause</button> '
-            '<span id="live-state" role="status">This page needs JavaScript.</span> '
-            '<span id="dropped"></span></p>'
-        ),
+        html.search_form("live", fields, button="Filter"),
+        html.paragraph(pause, " ", state, " ", dropped, class_="controls"),
         html.table("The latest decisions", columns, (), id_="decisions"),
     ]
     return Page("Live", body, files=("live.js",))
@@ -243,13 +249,13 @@ def line_changes(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
     return [one for one in changes if one.old or one.new]
 
 
-def _equal_runs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int]]:
+def _equal_runs(old: Sequence[str], new: Sequence[str]) -> tuple[tuple[int, int, int], ...]:
     """Return the runs of equal lines in the shortest edit script; none if it is too long.
 
     Each is its start and end in `old`, and how far it is ahead of the same run in `new`.
     """
     # For each diagonal the furthest line of `old`, and the runs that lead there.
-    furthest: dict[int, tuple[int, _Runs | None]] = {1: (0, None)}
+    furthest: dict[int, tuple[int, tuple[tuple[int, int, int], ...]]] = {1: (0, ())}
     for edits in range(_MAX_EDITS + 1):
         for k in range(-edits, edits + 1, 2):
             if k == -edits or (k != edits and furthest[k - 1][0] < furthest[k + 1][0]):
@@ -259,102 +265,82 @@ def _equal_runs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, 
             x = start
             while x < len(old) and x - k < len(new) and old[x] == new[x - k]:
                 x += 1
-            furthest[k] = x, runs if x == start else _Runs(runs, (start, x, k))
+            furthest[k] = x, runs if x == start else (*runs, (start, x, k))
             if x >= len(old) and x - k >= len(new):
-                found, runs = [], furthest[k][1]
-                while runs is not None:
-                    found.append(runs.last)
-                    runs = runs.before
-                return found[::-1]
-    return []
+                return furthest[k][1]
+    return ()
 
 
-class _Runs(NamedTuple):
-    before: _Runs | None
-    last: tuple[int, int, int]
+class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of `/ui/history`; `old` and `new` are indexes in the list of versions."""
+
+    origin: Annotated[str, msgspec.Meta(max_length=2048)] = ""
+    old: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    new: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class VersionDiff(NamedTuple):
-    """The differences between two versions of a file."""
-
-    changes: list[TextChange]
-    verdicts: list[tuple[str, bool, bool]]
-    """Recently asked URLs whose verdict differs, with the verdicts before and after."""
-    asked: int
-    """Recently asked URLs that were compared."""
-
-
-def history_page(
-    service: Service,
-    origin: str,
-    entries: list[HistoryEntry],
-    versions: VersionDiff | None,
-    error: str | None,
-) -> Page:
+async def history_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """The versions of a robots.txt, and the differences between two of them."""
-    now = utc(service.clock.wall())
-    example = "https://example.org"
-    origin_field = html.field(
-        "Origin",
-        "origin",
-        origin,
-        required=True,
-        class_="wide",
-        placeholder=example,
-        maxlength=2048,
-    )
-    body: list[Child] = [html.search_form("history", origin_field, button="Show")]
-    if error is not None:
-        body.append(html.paragraph(badge("bad", "Invalid origin"), " ", error, class_="lead"))
-    elif origin:
-        rows = [
-            row(
-                entry.body_hash.hex()[:12] or "no file",
-                html.age(utc(entry.first_seen), now),
-                html.age(utc(entry.last_seen), now),
-                _words(entry.outcome),
-                entry.status,
-                entry.size,
-                _compare_link(origin, n),
-            )
-            for n, entry in list(enumerate(entries))[:-201:-1]
-        ]
-        columns = html.columns(
-            "Version, First seen, Last seen, Outcome, Status:num, Bytes:num, Compare"
-        )
-        empty = "No version of this file is stored. History needs a storage (storage.path)."
-        body.append(html.table("Versions, the latest first", columns, rows, empty=empty))
-        if versions is not None:
-            body += _comparison(versions)
-    else:
-        body.append(html.paragraph(f"Enter an origin, such as {example}.", class_="empty"))
-    return Page("History", body)
+    query, example = call.parameters(HistoryPageQuery), "https://example.org"
+    origin = query.origin
+    found: Child = html.paragraph(f"Enter an origin, such as {example}.", class_="empty")
+    try:
+        if origin:
+            origin = urls.parse(origin).origin
+            found = await _versions(service, origin, query.old, query.new)
+    except InvalidURL as error:
+        found = html.paragraph(badge("bad", "Invalid origin"), f" {error}", class_="lead")
+    own: dict[str, html.Attribute] = {"placeholder": example, "required": True, "maxlength": 2048}
+    asked = html.field("Origin", "origin", origin, class_="wide", **own)
+    return Page("History", [html.search_form("history", asked, button="Show"), found])
 
 
-def _compare_link(origin: str, n: int) -> Child:
-    if n == 0:
-        return "the first"
-    query = urlencode({"origin": origin, "old": n - 1, "new": n})
-    return html.link(f"history?{query}", "with the previous one")
+async def _versions(service: Service, origin: str, old: int | None, new: int | None) -> list[Html]:
+    """Return the table of the versions of a file, and the comparison of two: if none are named,
+    of the latest with the one before."""
+    now, rows = utc(service.clock.wall()), []
+    entries = await service.gate.history(origin)
+    for n, entry in list(enumerate(entries))[:-201:-1]:
+        version = entry.body_hash.hex()[:12] or "no file"
+        seen = [html.age(utc(at), now) for at in (entry.first_seen, entry.last_seen)]
+        two = urlencode({"origin": origin, "old": n - 1, "new": n})
+        compare = html.link(f"history?{two}", "with the previous one") if n else "the first"
+        outcome = _words(entry.outcome)
+        rows.append(row(version, *seen, outcome, entry.status, entry.size, compare))
+    columns = "Version, First seen, Last seen, Outcome, Status:num, Bytes:num, Compare"
+    empty = "No version of this file is stored. History needs a storage (storage.path)."
+    table = html.table("Versions, the latest first", columns, rows, empty=empty)
+    new = len(entries) - 1 if new is None else new
+    old = new - 1 if old is None else old
+    if not (0 <= old < len(entries) and 0 <= new < len(entries) and old != new):
+        return [table]
+    hashes = entries[old].body_hash, entries[new].body_hash
+    bodies = [(one and await check.text_of(service, one)) or b"" for one in hashes]
+    asked = service.operators.feed.urls_of(origin, _MAX_COMPARED)
+    # Comparing two texts of half a megabyte takes a fifth of a second.
+    return [table, *await asyncio.to_thread(_comparison, service, bodies, asked)]
 
 
-def _comparison(versions: VersionDiff) -> Iterator[Html]:
-    yield html.section(
-        "Which verdicts changed",
-        html.columns("URL:url, Before, After"),
-        (
-            row(url[:2048], *(html.state_badge("allow" if one else "deny") for one in verdicts))
-            for url, *verdicts in versions.verdicts[:200]
-        ),
-        empty=f"None of {number(versions.asked)} recently asked URLs.",
-    )
-    columns = html.columns("Change, Old:url, New:url")
-    yield html.section("What changed in the text", columns, _diff_rows(versions), empty="Nothing.")
+def _comparison(service: Service, bodies: list[bytes], asked: list[str]) -> list[Html]:
+    """Return what differs between two texts: the verdicts about the URLs, and the lines."""
+    texts = [check.as_read(service, body) for body in bodies]
+    before, after = (text.policy(service.gate.user_agent) for text in texts)
+    verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
+    rows = [
+        row(url[:2048], *(html.state_badge("allow" if one else "deny") for one in (old, new)))
+        for url, old, new in verdicts
+        if old != new
+    ]
+    columns, none = "URL:url, Before, After", f"None of {number(len(asked))} recently asked URLs."
+    changed = html.section("Which verdicts changed", columns, rows[:200], empty=none)
+    changes = line_changes(*(body.decode("utf-8", "replace").splitlines() for body in bodies))
+    rows, columns = list(_diff_rows(changes)), "Change, Old:url, New:url"
+    return [changed, html.section("What changed in the text", columns, rows, empty="Nothing.")]
 
 
-def _diff_rows(versions: VersionDiff) -> Iterator[Row]:
+def _diff_rows(changes: list[TextChange]) -> Iterator[Row]:
     """Yield the rows of a comparison, `_MAX_ROWS` at most."""
-    rows = chain.from_iterable(map(_change_rows, versions.changes))
+    rows = chain.from_iterable(map(_change_rows, changes))
     yield from islice(rows, _MAX_ROWS)
     if next(rows, None) is not None:
         yield row("", "... and more", "... and more")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import merge, nsmallest
 from itertools import islice
@@ -51,8 +51,16 @@ _MAX_STALE: Final = 30.0
 _FOLLOWER: Final = "follower"
 """The key of the task that updates the index."""
 _name = attrgetter("name")
+
+
+def _last_name(chunk: list[Scope]) -> str:
+    return chunk[-1].name if chunk else ""
+
+
 _Run = list[tuple[Any, Any]]
 """Names of hosts with their keys, or states with their numbers."""
+_Examine = Callable[[list["Scope"], float], _Run]
+"""Returns what a scan wants to know of some hosts at a monotonic time."""
 
 
 class SortedHosts:
@@ -62,69 +70,41 @@ class SortedHosts:
     >>> from gatekeeper.pacing.scopes import Scope
     >>> hosts = SortedHosts()
     >>> for name in ("b", "a", "c", "b"):
-    ...     hosts.add(Scope(name, ScopeSettings()))
-    >>> hosts.discard("c")
+    ...     hosts.put(name, Scope(name, ScopeSettings()))
+    >>> hosts.put("c", None)
     >>> len(hosts), hosts.names(0, 10), hosts.names(0, 1, descending=True)
     (2, ['a', 'b'], ['b'])
     """
 
     def __init__(self) -> None:
-        self._chunks: list[list[Scope]] = []
-        self._last: list[str] = []
-        """The last name of each chunk."""
-        self._size = 0
+        self._chunks: list[list[Scope]] = [[]]
+        """None is empty, unless it is the only one."""
 
     def __len__(self) -> int:
-        return self._size
+        return sum(map(len, self._chunks))
 
-    def add(self, scope: Scope) -> None:
-        """Add a scope, in place of one of the same name."""
-        name = scope.name
-        at = min(bisect_left(self._last, name), len(self._chunks) - 1)
-        if at < 0:
-            self._chunks.append([scope])
-            self._last.append(name)
-            self._size = 1
-            return
-        chunk = self._chunks[at]
+    def put(self, name: str, scope: Scope | None) -> None:
+        """Set the scope of a name; None removes it."""
+        chunks = self._chunks
+        at = min(bisect_left(chunks, name, key=_last_name), len(chunks) - 1)
+        chunk = chunks[at]
         place = bisect_left(chunk, name, key=_name)
-        if place < len(chunk) and chunk[place].name == name:
-            chunk[place] = scope
-            return
-        chunk.insert(place, scope)
-        self._size += 1
+        known = any(one.name == name for one in chunk[place : place + 1])
+        chunk[place : place + known] = [] if scope is None else [scope]
         if len(chunk) > 2 * _CHUNK:
-            self._chunks.insert(at + 1, chunk[_CHUNK:])
+            chunks.insert(at + 1, chunk[_CHUNK:])
             del chunk[_CHUNK:]
-            self._last.insert(at, chunk[-1].name)
-        self._last[at] = chunk[-1].name
-
-    def discard(self, name: str) -> None:
-        """Remove the scope of a name, if there is one."""
-        at = bisect_left(self._last, name)
-        if at == len(self._chunks):
-            return
-        chunk = self._chunks[at]
-        place = bisect_left(chunk, name, key=_name)
-        if chunk[place].name != name:
-            return
-        del chunk[place]
-        self._size -= 1
-        if chunk:
-            self._last[at] = chunk[-1].name
-        else:
-            del self._chunks[at], self._last[at]
+        if not chunk and len(chunks) > 1:
+            del chunks[at]
 
     def names(self, first: int, count: int, *, descending: bool = False) -> list[str]:
         """Return `count` names from the position `first` on."""
         found: list[str] = []
         for chunk in reversed(self._chunks) if descending else self._chunks:
-            if first >= len(chunk):
-                first -= len(chunk)
-                continue
-            scopes = chunk[::-1] if descending else chunk
-            found += map(_name, scopes[first : first + count - len(found)])
-            first = 0
+            if first < len(chunk):
+                scopes = chunk[::-1] if descending else chunk
+                found += map(_name, scopes[first : first + count - len(found)])
+            first = max(0, first - len(chunk))
             if len(found) >= count:
                 break
         return found
@@ -135,7 +115,7 @@ class SortedHosts:
         Scopes may come and go meanwhile: the others are yielded, each once.
         """
         last = ""
-        while (at := bisect_right(self._last, last)) < len(self._chunks):
+        while (at := bisect_right(self._chunks, last, key=_last_name)) < len(self._chunks):
             chunk = self._chunks[at]
             first = bisect_right(chunk, last, key=_name)
             scopes = chunk[first : first + _CHUNK // 2]
@@ -187,11 +167,10 @@ class _Scan:
     """Until when its result is reused."""
     task: asyncio.Task[None] = field(init=False)
 
-    async def run(self, slices: Iterable[_Run], clock: Clock) -> None:
+    async def run(self, hosts: SortedHosts, examine: _Examine, clock: Clock) -> None:
         began = clock.monotonic()
-        for run in slices:
-            if run:
-                run.sort()
+        for scopes in hosts.chunks():
+            if run := sorted(examine(scopes, began)):
                 self.runs.append(run)
             await asyncio.sleep(0)
         now = clock.monotonic()
@@ -239,8 +218,7 @@ class HostIndex:
 
         It is called regularly, so that requests need not wait for it.
         """
-        if self.pending:
-            self._apply(_CHUNK)
+        self._apply(_CHUNK)
         if self.pending and self._tasks.find(_FOLLOWER) is None:
             self._tasks.start(self._apply_all(), _FOLLOWER)
 
@@ -258,12 +236,8 @@ class HostIndex:
         part = self._changes[-most:]
         del self._changes[-most:]
         for scope in part:
-            if scope.name.startswith(self._shared):
-                continue
-            if (now := self._scopes.get(scope.name)) is not None:
-                self._hosts.add(now)
-            else:
-                self._hosts.discard(scope.name)
+            if not scope.name.startswith(self._shared):
+                self._hosts.put(scope.name, self._scopes.get(scope.name))
 
     # --- pages --------------------------------------------------------------------------
 
@@ -293,8 +267,16 @@ class HostIndex:
             return HostPage(names, len(self._hosts), settled)
         if first + count > DEEPEST:
             raise ValueError(f"only the first {DEEPEST} hosts are sorted: narrow the filter")
-        key = ("hosts", q, state, order and order.name, descending)
-        scan = await self._scanned(key, self._ranked(q, state, order, descending=descending))
+        sign = -1.0 if descending else 1.0
+
+        def ranked(scopes: list[Scope], now: float) -> _Run:
+            return [
+                (0.0 if order is None else sign * order.key(scope, now), scope.name)
+                for scope in scopes
+                if q in scope.name and (state == "any" or self._state_of(scope, now) == state)
+            ]
+
+        scan = await self._scanned((q, state, order and order.name, descending), ranked)
         flip = order is None and descending
         runs = [reversed(run) if flip else run for run in scan.runs]
         found = islice(merge(*runs, reverse=flip), first, first + count)
@@ -306,7 +288,18 @@ class HostIndex:
         """Count the hosts of each state. Of those held up, the ones with the least `key` are
         named, and of equal ones the first by name."""
         self.follow()
-        scan = await self._scanned(("states",), self._counted_states(key))
+
+        def counted(scopes: list[Scope], now: float) -> _Run:
+            found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+            for scope in scopes:
+                if (state := self._state_of(scope, now)) != STATES[0]:
+                    found[state].append((key(scope), scope.name))
+            return [
+                (state, (len(hosts), nsmallest(MAX_NAMED, hosts) if state in HELD_UP else []))
+                for state, hosts in found.items()
+            ]
+
+        scan = await self._scanned((), counted)
         counts: dict[str, int] = dict.fromkeys(STATES[1:], 0)
         named: dict[str, list[tuple[float, str]]] = {state: [] for state in HELD_UP}
         for run in scan.runs:
@@ -318,36 +311,7 @@ class HostIndex:
         complete = scan.complete and scan.up_to_date and not self.pending
         return HostStates(counts, held_up, complete)
 
-    # --- scans --------------------------------------------------------------------------
-
-    def _ranked(
-        self, q: str, state: str, order: HostOrder | None, *, descending: bool
-    ) -> Iterator[_Run]:
-        """Yield the hosts that pass the filter, with their keys."""
-        sign = -1.0 if descending else 1.0
-        now = self._clock.monotonic()
-        for scopes in self._hosts.chunks():
-            yield [
-                (0.0 if order is None else sign * order.key(scope, now), scope.name)
-                for scope in scopes
-                if q in scope.name and (state == "any" or self._state_of(scope, now) == state)
-            ]
-
-    def _counted_states(self, key: Callable[[Scope], float]) -> Iterator[_Run]:
-        """Yield each state but "free" with its number of hosts and the first of those held up,
-        slice by slice."""
-        now = self._clock.monotonic()
-        for scopes in self._hosts.chunks():
-            found: dict[str, list[tuple[float, str]]] = defaultdict(list)
-            for scope in scopes:
-                if (state := self._state_of(scope, now)) != STATES[0]:
-                    found[state].append((key(scope), scope.name))
-            yield [
-                (state, (len(hosts), nsmallest(MAX_NAMED, hosts) if state in HELD_UP else []))
-                for state, hosts in found.items()
-            ]
-
-    async def _scanned(self, name: tuple[object, ...], slices: Iterator[_Run]) -> _Scan:
+    async def _scanned(self, name: tuple[object, ...], examine: _Examine) -> _Scan:
         """Return the scan of this name that is running or recent, else start a new one.
 
         If there are many hosts, it is waited for for `SCAN_WAIT` seconds at most; and while a new
@@ -361,7 +325,7 @@ class HostIndex:
             while len(self._scans) >= _MAX_SCANS:
                 self._scans.pop(next(iter(self._scans))).task.cancel()
             scan = self._scans[name] = _Scan(not self.pending, previous)
-            scan.task = self._tasks.start(scan.run(slices, self._clock))
+            scan.task = self._tasks.start(scan.run(self._hosts, examine, self._clock))
         if scan.previous is None and not scan.task.done():
             await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
         return scan.previous or scan

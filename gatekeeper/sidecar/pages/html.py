@@ -78,36 +78,41 @@ def attributes(**values: Attribute) -> Html:
     return Html("".join(found))
 
 
+def element(name: LiteralString, /, *children: Child, **own: Attribute) -> Html:
+    """Return an element with its content and its attributes, see `attributes`.
+
+    >>> element("td", "a<b", [1, None], class_="name")
+    '<td class="name">a&lt;b1</td>'
+    """
+    return markup("<{}{}>{}</{}>", name, attributes(**own), children, name)
+
+
 def code(text: str | None) -> Html | None:
     """Return a text as code; None for None."""
-    return None if text is None else markup("<code>{}</code>", text)
+    return None if text is None else element("code", text)
 
 
-def link(url: str, text: str, **others: Attribute) -> Html:
+def link(url: str, text: str, **own: Attribute) -> Html:
     """Return a link with a text."""
-    return markup("<a{}>{}</a>", attributes(href=url, **others), text)
+    return element("a", text, href=url, **own)
 
 
-def items(
-    children: Iterable[Child], *, class_: str | None = None, label: str | None = None
-) -> Html:
+def items(children: Iterable[Child], **own: Attribute) -> Html:
     """Return a list of items."""
-    inner = [markup("<li>{}</li>", one) for one in children]
-    return markup("<ul{}>{}</ul>", attributes(class_=class_, aria_label=label), inner)
+    return element("ul", [element("li", one) for one in children], **own)
 
 
-def paragraph(*children: Child, class_: str = "note", **others: Attribute) -> Html:
+def paragraph(*children: Child, class_: str = "note", **own: Attribute) -> Html:
     """Return a paragraph, of a class of `app.css`."""
-    return markup("<p{}>{}</p>", attributes(class_=class_, **others), children)
+    return element("p", children, class_=class_, **own)
 
 
 # --- forms and badges -------------------------------------------------------------------------
 
 
-def field(label: str, name: str, value: str, **others: Attribute) -> Html:
+def field(label: str, name: str, value: str, **own: Attribute) -> Html:
     """Return an input with its label; the attributes are those of the input."""
-    own = attributes(name=name, value=value, **others)
-    return markup("<label>{} <input{}></label>", label, own)
+    return markup("<label>{} <input{}></label>", label, attributes(name=name, value=value, **own))
 
 
 def search(label: str, name: str, value: str) -> Html:
@@ -117,11 +122,8 @@ def search(label: str, name: str, value: str) -> Html:
 
 def choice(label: str, name: str, chosen: str, values: Iterable[str]) -> Html:
     """Return a list to choose a value from, with its label; an empty value is shown as "any"."""
-    options = [
-        markup("<option{}>{}</option>", attributes(value=one, selected=one == chosen), one or "any")
-        for one in values
-    ]
-    return markup('<label>{} <select name="{}">{}</select></label>', label, name, options)
+    options = [element("option", one or "any", value=one, selected=one == chosen) for one in values]
+    return element("label", label, " ", element("select", options, name=name))
 
 
 def hidden(name: str, value: str) -> Html:
@@ -131,14 +133,13 @@ def hidden(name: str, value: str) -> Html:
 
 def search_form(action: str, *fields: Child, button: str, id_: str | None = None) -> Html:
     """Return a form that requests a page (GET)."""
-    own = attributes(method="get", action=action, role="search", id=id_)
-    return markup("<form{}>{}<button>{}</button></form>", own, fields, button)
+    inner = fields, element("button", button)
+    return element("form", inner, method="get", action=action, role="search", id=id_)
 
 
-def details(summary: str, *children: Child, **others: str | None) -> Html:
+def details(summary: str, *children: Child, **own: Attribute) -> Html:
     """Return a `details` element: a summary, and content that is shown when it is clicked."""
-    own = attributes(**others)
-    return markup("<details{}><summary>{}</summary>{}</details>", own, summary, children)
+    return element("details", element("summary", summary), children, **own)
 
 
 _ICONS: Final = {"ok": "●", "warn": "▲", "bad": "■", "idle": "○"}
@@ -146,8 +147,8 @@ _ICONS: Final = {"ok": "●", "warn": "▲", "bad": "■", "idle": "○"}
 
 def badge(kind: str, text: str, *, id_: str | None = None) -> Html:
     """Return a state as a word with a symbol, so that it does not depend on its colour alone."""
-    own, icon = attributes(class_=f"badge {kind}", id=id_), _ICONS[kind]
-    return markup('<span{}><span aria-hidden="true">{}</span> {}</span>', own, icon, text)
+    icon = element("span", _ICONS[kind], aria_hidden="true")
+    return element("span", icon, " ", text, class_=f"badge {kind}", id=id_)
 
 
 _STATES: Final = {
@@ -171,17 +172,17 @@ class Row(NamedTuple):
     """A row of a table: its cells, and the attributes of its element."""
 
     cells: tuple[Child, ...]
-    attributes: Html
+    own: dict[str, Attribute]
 
 
-def row(*cells: Child, **others: Attribute) -> Row:
+def row(*cells: Child, **own: Attribute) -> Row:
     """Return a row. The first cell is its header, unless that is empty; numbers are formatted."""
-    return Row(cells, attributes(**others))
+    return Row(cells, own)
 
 
 def table(
     caption: str,
-    columns: Mapping[str, str],
+    columns: str | Mapping[str, str],
     rows: Iterable[Row],
     *,
     empty: Child = None,
@@ -189,38 +190,25 @@ def table(
 ) -> Html:
     """Return a table that can be scrolled horizontally if it is too wide.
 
-    `columns` maps each heading, a text or the result of `head`, to the class of its cells: "num" is
-    for numbers, "url" for long texts, which may break anywhere. `empty` is shown instead of a table
+    `columns` are the headings with the class of their cells, as in "Name, Bytes:num, URL:url":
+    "num" is for numbers, "url" for long texts, which may break anywhere. A mapping of headings to
+    classes may have the results of `head` in place of texts. `empty` is shown instead of a table
     without rows; `id_` is the id of the table body.
     """
+    if isinstance(columns, str):
+        parts = (one.partition(":") for one in columns.split(", "))
+        columns = {text: kind for text, _, kind in parts}
     body = [_row(one, columns.values()) for one in rows]
     if not body and empty is not None:
         return paragraph(empty, class_="empty")
-    heads = [
-        text if isinstance(text, Html) else head(text, class_=kind if kind == "num" else None)
-        for text, kind in columns.items()
-    ]
-    return scrolled(
-        caption,
-        markup("<table><caption>{}</caption><thead><tr>{}</tr></thead>", caption, heads),
-        markup("<tbody{}>{}</tbody></table>", attributes(id=id_), body),
-    )
+    heads = [text if isinstance(text, Html) else head(text, kind) for text, kind in columns.items()]
+    top = element("caption", caption), element("thead", element("tr", heads))
+    return scrolled(caption, element("table", top, element("tbody", body, id=id_)))
 
 
-def columns(headings: str) -> dict[str, str]:
-    """Return columns for `table`; "Bytes:num" has the heading "Bytes" and the class "num".
-
-    >>> columns("Name, Bytes:num")
-    {'Name': '', 'Bytes': 'num'}
-    """
-    return {text: kind for text, _, kind in (one.partition(":") for one in headings.split(", "))}
-
-
-def section(
-    title: str, columns: Mapping[str, str], rows: Iterable[Row], *, empty: Child = None
-) -> Html:
+def section(title: str, columns: str, rows: Iterable[Row], *, empty: Child = None) -> Html:
     """Return a table below a heading, see `table`."""
-    return markup("<h2>{}</h2>{}", title, table(title, columns, rows, empty=empty))
+    return markup("{}{}", element("h2", title), table(title, columns, rows, empty=empty))
 
 
 def _row(one: Row, kinds: Iterable[str]) -> Html:
@@ -228,26 +216,25 @@ def _row(one: Row, kinds: Iterable[str]) -> Html:
     for kind, child in zip(kinds, one.cells, strict=True):
         shown = number(child) if isinstance(child, int | float) else child
         if not cells and child:
-            cells.append(head(shown, scope="row", class_=kind or None))
+            cells.append(element("th", shown, scope="row", class_=kind or None))
         else:
-            cells.append(markup("<td{}>{}</td>", attributes(class_=kind or None), shown))
-    return markup("<tr{}>{}</tr>", one.attributes, cells)
+            cells.append(element("td", shown, class_=kind or None))
+    return element("tr", cells, **one.own)
 
 
-def head(child: Child, *, scope: str = "col", **others: Attribute) -> Html:
-    """Return a header cell, of a column or of a row."""
-    return markup("<th{}>{}</th>", attributes(scope=scope, **others), child)
+def head(child: Child, kind: str, **own: Attribute) -> Html:
+    """Return the header cell of a column."""
+    return element("th", child, scope="col", class_="num" if kind == "num" else None, **own)
 
 
 def scrolled(label: str, *children: Child) -> Html:
     """Return a region that can be scrolled horizontally if it is too wide."""
-    own = attributes(class_="scroll", tabindex="0", role="region", aria_label=label)
-    return markup("<div{}>{}</div>", own, children)
+    return element("div", children, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
 def cards(children: Iterable[Html]) -> Html:
     """Return a section of cards."""
-    return markup('<section class="cards" aria-label="Numbers">{}</section>', children)
+    return element("section", children, class_="cards", aria_label="Numbers")
 
 
 def card(name: Child, value: float | str | None, *more: Child) -> Html:
@@ -255,13 +242,9 @@ def card(name: Child, value: float | str | None, *more: Child) -> Html:
     text, exact = value, value
     if not isinstance(value, str):
         text, exact = short_number(value), number(value)
-    return markup(
-        '<div class="card"><h2>{}</h2><p class="value"{}>{}</p><p class="more">{}</p></div>',
-        name,
-        attributes(title=None if text == exact else exact),
-        text,
-        listed(more),
-    )
+    shown = paragraph(text, class_="value", title=None if text == exact else exact)
+    below = paragraph(listed(more), class_="more")
+    return element("div", element("h2", name), shown, below, class_="card")
 
 
 def listed(parts: Iterable[Child]) -> list[Child]:
@@ -270,7 +253,7 @@ def listed(parts: Iterable[Child]) -> list[Child]:
     whole: list[Child] = []
     for part in parts:
         if part is not None:
-            whole += [", " if whole else None, markup('<span class="whole">{}</span>', part)]
+            whole += [", " if whole else None, element("span", part, class_="whole")]
     return whole
 
 
@@ -315,7 +298,7 @@ def moment(at: datetime, text: str | None = None) -> Html:
     whole = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     iso = f"{at:%Y-%m-%dT%H:%M:%SZ}"
     title = None if text is None else whole
-    return markup("<time{}>{}</time>", attributes(datetime=iso, title=title), text or whole)
+    return element("time", text or whole, datetime=iso, title=title)
 
 
 def short_number(value: float | None) -> str:

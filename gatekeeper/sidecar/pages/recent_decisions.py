@@ -135,9 +135,7 @@ class DecisionFeed:
         number = self.count + 1
         self.count = number
         self._append(GivenDecision(number, self._wall(), decision, request, client))
-        counts = self._origins.get(decision.origin)
-        if counts is None:
-            counts = self.count_of(decision.origin)
+        counts = self._origins.get(decision.origin) or self.count_of(decision.origin)
         if decision.verdict is _ALLOW:  # the common case; a call would double the cost
             counts.allow += 1
         else:
@@ -149,11 +147,7 @@ class DecisionFeed:
         if counts is None:
             if len(self._origins) >= HOSTS:
                 self._origins.clear()  # so that the busy hosts are looked up, and stay
-            host = host_of(origin)
-            counts = self._hosts.get(host)
-            if counts is None:
-                counts = self._hosts[host] = Counts()
-            self._origins[origin] = counts
+            counts = self._origins[origin] = self._hosts.setdefault(host_of(origin), Counts())
             if origin not in counts.origins and len(counts.origins) < _MAX_ORIGINS:
                 counts.origins += (origin,)
         return counts
@@ -233,13 +227,9 @@ class DecisionFeed:
 
     def urls_of(self, origin: str, most: int) -> list[str]:
         """Return up to `most` different URLs of an origin, the most recently asked about first."""
-        found: dict[str, None] = {}
-        for one in self.latest(mark=b'"origin":%b' % encode(origin)):
-            if one.decision.origin == origin:
-                found[one.decision.url] = None
-                if len(found) == most:
-                    break
-        return list(found)
+        given = self.latest(mark=b'"origin":%b' % encode(origin))
+        decisions = (one.decision for one in given)
+        return list(dict.fromkeys(one.url for one in decisions if one.origin == origin))[:most]
 
 
 # --- the last hour ---------------------------------------------------------------------------
@@ -262,17 +252,8 @@ class SeriesBody(msgspec.Struct, frozen=True):
     waiting, leases: their numbers at the end of the step."""
 
 
-NAMES: Final = (
-    "allow",
-    "deny",
-    "defer",
-    "robots_ok",
-    "robots_failed",
-    "wait_p50",
-    "wait_p95",
-    "waiting",
-    "leases",
-)
+_TOTALS: Final = ("allow", "deny", "defer", "robots_ok", "robots_failed")
+NAMES: Final = (*_TOTALS, "wait_p50", "wait_p95", "waiting", "leases")
 
 
 class Series:
@@ -343,7 +324,7 @@ def totals_of(stats: GateStats) -> Counter[str]:
     allow, deny, defer: decisions. robots_ok, robots_failed: robots.txt retrievals, those that gave
     a file or a definite absence, and the others.
     """
-    totals = Counter(dict.fromkeys(NAMES[:5], 0))
+    totals = Counter(dict.fromkeys(_TOTALS, 0))
     for (verdict, _), count in stats.decisions.items():
         totals[verdict.value] += count
     for name, count in stats.directory.outcomes.items():

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from gatekeeper.clock import Clock
-from gatekeeper.sidecar.pages.html import Child, Html, attributes, hidden, link, markup
+from gatekeeper.sidecar.pages.html import Child, Html, element, hidden, items, link, markup
 from gatekeeper.sidecar.routing import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.security import Admission, Token
 from gatekeeper.urls import make_room
@@ -74,15 +74,14 @@ class Sessions:
         if "Authorization" in request.headers or not admission.tokens:
             name = admission.admit(request, ANY_ROLE)
             return Visitor(name, admission.roles(request.headers), self._form(name))
-        text = request.cookies.get(COOKIE, "")
-        name, began, until, nonce, signature = [*text.split("|"), "", "", "", "", ""][:5]
-        now = self._clock.wall()
-        if not (_TIME.fullmatch(began) and _TIME.fullmatch(until) and now < int(until)):
+        text, _, signature = request.cookies.get(COOKIE, "").rpartition("|")
+        name, began, until, nonce = [*text.split("|"), "", "", ""][:4]
+        if not (_TIME.fullmatch(began) and _TIME.fullmatch(until)) or nonce in self._ended:
             return None
-        if nonce in self._ended:
+        if int(until) <= self._clock.wall():
             return None
         for token in admission.tokens.of(name):
-            signed = _signature(token, began, until, nonce)
+            signed = _signature(token, text)
             if hmac.compare_digest(signed.encode(), signature.encode("utf-8", "replace")):
                 cookie = self._cookie(token, int(began), nonce)
                 secure = nonce.startswith(_TLS_PREFIX)
@@ -109,17 +108,17 @@ class Sessions:
             )
 
     def _cookie(self, token: Token, began: int, nonce: str) -> str:
-        until = str(min(int(self._clock.wall()) + MAX_IDLE, began + MAX_SESSION))
-        signature = _signature(token, str(began), until, nonce)
-        return "|".join((token.name, str(began), until, nonce, signature))
+        until = min(int(self._clock.wall()) + MAX_IDLE, began + MAX_SESSION)
+        text = f"{token.name}|{began}|{until}|{nonce}"
+        return f"{text}|{_signature(token, text)}"
 
     def _form(self, session: str) -> str:
         return hmac.new(self._key, session.encode(), hashlib.sha256).hexdigest()
 
 
-def _signature(token: Token, *parts: str) -> str:
+def _signature(token: Token, text: str) -> str:
     key = hashlib.blake2b(token.value, person=b"ui session").digest()
-    return hmac.new(key, "|".join((token.name, *parts)).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 def set_cookie(response: web.StreamResponse, value: str, *, secure: bool) -> None:
@@ -128,10 +127,9 @@ def set_cookie(response: web.StreamResponse, value: str, *, secure: bool) -> Non
     The cookie has no path attribute, so it is sent for `/ui/` only, under any prefix of a proxy.
     """
     age = MAX_IDLE if value else 0
-    parts = [f"{COOKIE}={value}", f"Max-Age={age}", "HttpOnly", "SameSite=Strict"]
-    if secure:
-        parts.append("Secure")
-    response.headers.add("Set-Cookie", "; ".join(parts))
+    response.set_cookie(
+        COOKIE, value, max_age=age, path="", secure=secure, httponly=True, samesite="Strict"
+    )
 
 
 # --- pages ------------------------------------------------------------------------------------
@@ -157,17 +155,8 @@ ASSETS: Final = {
     "vendor/uPlot.iife.min.js": "text/javascript",
     "vendor/uPlot.min.css": "text/css",
 }
-_PAGES: Final = {
-    "Overview": "",
-    "Hosts": "hosts",
-    "Explain": "explain",
-    "Waiting": "waiting",
-    "Live": "live",
-    "History": "history",
-    "Audit": "audit",
-    "Config": "config",
-}
-"""The pages of the navigation, with their paths below `/ui/`."""
+_PAGES: Final = ("", "hosts", "explain", "waiting", "live", "history", "audit", "config")
+"""The paths of the pages of the navigation, below `/ui/`; the first one is the overview."""
 
 
 @cache
@@ -213,10 +202,10 @@ def page_response(
     for one in ("app.css", "app.js", *page.files):
         if one.endswith(".css"):
             head.append(markup('<link rel="stylesheet" href="{}{}">', static, one))
-            continue
-        vendored = one.startswith("vendor")
-        own = attributes(src=static + one, type=None if vendored else "module", defer=vendored)
-        head.append(markup("<script{}></script>", own))
+        elif one.startswith("vendor"):
+            head.append(element("script", src=static + one, defer=True))
+        else:
+            head.append(element("script", src=static + one, type="module"))
     body = markup(
         '<a href="#main" class="skip">Skip to the content</a>'
         '<header><span class="brand">gatekeeper</span>{}{}</header>'
@@ -227,11 +216,10 @@ def page_response(
         page.title,
         page.body,
     )
-    data = attributes(
-        data_root=root, data_refresh=page.refresh, data_form=visitor.form if visitor else None
-    )
+    form = visitor.form if visitor else None
+    whole = element("body", body, data_root=root, data_refresh=page.refresh, data_form=form)
     return web.Response(
-        text=document(f"{page.title} - gatekeeper", head, body, data),
+        text=document(f"{page.title} - gatekeeper", head, whole),
         status=page.status,
         content_type="text/html",
         charset="utf-8",
@@ -239,35 +227,35 @@ def page_response(
     )
 
 
-def document(title: str, head: Child, body: Child, body_attributes: Html | None = None) -> Html:
-    """Return an HTML document."""
+def document(title: str, head: Child, body: Html) -> Html:
+    """Return an HTML document; `body` is its element."""
     return markup(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><title>{}</title>{}</head>'
-        "<body{}>{}</body></html>",
+        '<meta name="color-scheme" content="light dark"><title>{}</title>{}</head>{}</html>',
         title,
         head,
-        body_attributes,
         body,
     )
 
 
-def _navigation(path: str, visitor: Visitor, audit: bool) -> list[Html | None]:
+def post_form(
+    action: str, visitor: Visitor, button: Child, fields: Child = None, class_: str = "act"
+) -> Html:
+    """Return a form that changes something; it carries the secret of this visitor's pages."""
+    inner = hidden("form", visitor.form), fields, element("button", button, class_=class_)
+    return element("form", inner, method="post", action=action)
+
+
+def _navigation(path: str, visitor: Visitor, audit: bool) -> Child:
     """Return the links to the pages, and the form to sign out."""
     root, here = root_of(path), path.partition("/")[0]
-    items = [
-        markup("<li>{}</li>", link(root + at, text, aria_current="page" if at == here else None))
-        for text, at in _PAGES.items()
+    links = [
+        link(root + at, at.title() or "Overview", aria_current="page" if at == here else None)
+        for at in _PAGES
         if audit or at != "audit"
     ]
     out = None
     if visitor.cookie is not None:
-        out = markup(
-            '<form method="post" action="{}sign-out">{}<button class="quiet">Sign out {}</button>'
-            "</form>",
-            root,
-            hidden("form", visitor.form),
-            visitor.name,
-        )
-    return [markup('<nav aria-label="Pages"><ul>{}</ul></nav>', items), out]
+        out = post_form(f"{root}sign-out", visitor, f"Sign out {visitor.name}", class_="quiet")
+    return [element("nav", items(links), aria_label="Pages"), out]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -57,12 +57,8 @@ class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
     """When a waiting request can expect its lease; None if that depends on an event."""
 
 
-class _LeaseEntry(NamedTuple):
-    """A lease or a waiting request, whose view is made only if it is on the page."""
-
-    host: str
-    client: str
-    view: Callable[[], LeaseView]
+_LeaseEntry = tuple[str, str, Callable[[], LeaseView]]
+"""The host and the client of a lease or a waiting request, and what makes its view."""
 
 
 class Reloads(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,10 +207,8 @@ class OperatorState:
 
     def origins(self, host: str) -> list[str]:
         """Return the known origins of a host, https first."""
-        found = [
-            one for one in urls.usual_origins(host) if self._parts.directory.recall(one) is not None
-        ]
-        return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
+        usual = filter(self._parts.directory.recall, urls.usual_origins(host))
+        return list(dict.fromkeys((*usual, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
         """Return the record that represents a host, or None if no record is known.
@@ -236,12 +230,11 @@ class OperatorState:
         if state != "held":
             for waiter in sorted(table.waiters, key=lambda one: one.since):
                 places[waiter.host] += 1
-                yield _LeaseEntry(
-                    waiter.host, waiter.client, partial(self._waiting, waiter, places[waiter.host])
-                )
+                view = partial(self._waiting, waiter, places[waiter.host])
+                yield waiter.host, waiter.client, view
         if state != "waiting":
             for held in table:
-                yield _LeaseEntry(held.lease.host, held.client, partial(self._held, held))
+                yield held.lease.host, held.client, partial(self._held, held)
 
     def _waiting(self, waiter: LeaseWaiter, place: int) -> LeaseView:
         now, wall = self.clock.monotonic(), self.clock.wall()

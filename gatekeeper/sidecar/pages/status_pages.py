@@ -13,20 +13,20 @@ import msgspec
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
+from gatekeeper.config import host_named
 from gatekeeper.pacing.waiters import HELD_UP, STATES
 from gatekeeper.sidecar.pages import html
-from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, card, link, markup, number, row
+from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, card, element, link, number, row
 from gatekeeper.sidecar.pages.recent_decisions import NAMES
-from gatekeeper.sidecar.pages.shell import Page, Visitor
+from gatekeeper.sidecar.pages.shell import Page, Visitor, post_form
+from gatekeeper.sidecar.routes.hosts import HostQuery, host_list, host_of
+from gatekeeper.sidecar.routes.operators import LeaseQuery, config_body, lease_list, overview_of
+from gatekeeper.sidecar.routing import Call, PageQuery, Problem
 
 if TYPE_CHECKING:
     from gatekeeper.client.wire import HostBody
-    from gatekeeper.gate.parts import AuditStatus
     from gatekeeper.pacing.waiters import ClockView
     from gatekeeper.sidecar.pages.state import LeaseView, Overview
-    from gatekeeper.sidecar.routes.hosts import HostList, HostQuery
-    from gatekeeper.sidecar.routes.operators import ConfigBody, LeaseList, LeaseQuery
-    from gatekeeper.sidecar.routing import PageQuery
     from gatekeeper.sidecar.service import Service
 
 REFRESH: Final = 3.0
@@ -39,13 +39,18 @@ _CAUSES: Final = {"file": "its robots.txt could not be fetched: "}
 """How the cause of a hold-up begins, by its kind."""
 
 
+async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
+    """The overview of the service."""
+    return overview_page(service, await overview_of(service))
+
+
 def overview_page(service: Service, overview: Overview) -> Page:
     """The overview: first what needs attention, then numbers and charts."""
     up = html.duration((overview.now - overview.started_at).total_seconds())
     body = [
         _attention(overview),
         html.cards(_cards(overview)),
-        markup('<section id="charts" data-keep="charts" hidden></section>'),  # see charts.js
+        element("section", id="charts", data_keep="charts", hidden=True),  # see charts.js
         _recent_table(service),
         html.paragraph(f"{overview.user_agent}, version {overview.version}, up {up}"),
     ]
@@ -57,7 +62,7 @@ def _attention(overview: Overview) -> Html:
     warnings = list(_warnings(overview))
     if not warnings:
         return html.paragraph(badge("ok", "Nothing needs attention."), class_="fine")
-    return html.items(warnings, class_="look", label="Needs attention")
+    return html.items(warnings, class_="look", aria_label="Needs attention")
 
 
 def _warnings(overview: Overview) -> Iterator[Child]:
@@ -144,7 +149,7 @@ def _recent_table(service: Service) -> Html:
         row(html.moment(utc(at), f"{utc(at):%H:%M:%S}"), *(body.values[name][n] for name in NAMES))
         for n, at in list(enumerate(body.times))[:-13:-1]
     ]
-    columns = {"until (UTC)": ""} | {name.replace("_", " "): "num" for name in NAMES}
+    columns = ", ".join(["until (UTC)", *(f"{name.replace('_', ' ')}:num" for name in NAMES)])
     empty = "The first numbers appear ten seconds after the start."
     table = html.table("The last two minutes", columns, rows, empty=empty)
     return html.details("The last two minutes as a table", table)
@@ -167,23 +172,19 @@ _COLUMNS: Final = {
 """The columns, each with the name to sort by and the class of its cells."""
 
 
-def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
+async def hosts_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """A page of hosts. Its URL contains the filter, so that it can be shared."""
-    now = utc(service.clock.wall())
+    query, now = call.parameters(HostQuery), utc(service.clock.wall())
+    listed = await host_list(service, query)
     more = "" if listed.complete else " so far; the scan goes on"
     columns: dict[str, str] = {
         _head(text, *column, query): column[1] for text, column in _COLUMNS.items()
     }
     rows = [_host_row(host, now) for host in listed.hosts]
     search = html.search("Part of the name", "q", query.q)
+    kept = html.hidden("state", query.state), html.hidden("sort", query.sort)
     body = [
-        html.search_form(
-            "hosts",
-            search,
-            html.hidden("state", query.state),
-            html.hidden("sort", query.sort),
-            button="Filter",
-        ),
+        html.search_form("hosts", search, kept, button="Filter"),
         _state_links("hosts", query, {state: state for state in ("any", *STATES)}),
         html.paragraph(f"{number(listed.total)} hosts{more}", aria_live="polite"),
         html.table("Hosts", columns, rows, empty=_no_hosts(query)),
@@ -201,18 +202,15 @@ def _no_hosts(query: HostQuery) -> Child:
 
 def _head(text: str, column: str | None, kind: str, query: HostQuery) -> Html:
     if column is None:
-        return html.head(text)
-    current = query.sort.lstrip("-") == column
-    down = query.sort.startswith("-")
+        return html.head(text, kind)
+    current, down = query.sort.lstrip("-") == column, query.sort.startswith("-")
     # The first click sorts numbers from the greatest down, but names from the first up.
-    sort = column if (current and down) or (not current and column == "host") else f"-{column}"
-    sign = (" ▼" if down else " ▲") if current else ""
-    address = _address("hosts", query, sort=sort, page=1)
-    return html.head(
-        markup('<a href="{}">{}<span aria-hidden="true">{}</span></a>', address, text, sign),
-        class_=kind if kind == "num" else None,
-        aria_sort=("descending" if down else "ascending") if current else None,
-    )
+    upward = down if current else column == "host"
+    address = _address("hosts", query, sort=column if upward else f"-{column}", page=1)
+    sign, order = (" ▼", "descending") if down else (" ▲", "ascending")
+    mark = element("span", sign if current else None, aria_hidden="true")
+    sorts = element("a", text, mark, href=address)
+    return html.head(sorts, kind, aria_sort=order if current else None)
 
 
 def _host_row(host: HostBody, now: datetime) -> Row:
@@ -223,7 +221,7 @@ def _host_row(host: HostBody, now: datetime) -> Row:
     interval = None
     if host.interval is not None:
         seconds = html.duration(host.interval)
-        interval = markup('<span title="{}">{}</span>', host.interval_source, seconds)
+        interval = element("span", seconds, title=host.interval_source)
     return row(
         _host_link(host.host),
         html.state_badge(host.state),
@@ -260,7 +258,7 @@ def _state_links(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, 
     for state, text in states.items():
         here = "true" if state == query.state else None
         links.append(link(_address(path, query, state=state, page=1), text, aria_current=here))
-    return markup('<nav class="chips" aria-label="State">{}</nav>', links)
+    return element("nav", links, class_="chips", aria_label="State")
 
 
 def _pager(path: str, query: PageQuery, pages: int, *, at: str = "") -> Html | None:
@@ -273,12 +271,8 @@ def _pager(path: str, query: PageQuery, pages: int, *, at: str = "") -> Html | N
         for text, page in named.items()
         if 1 <= page <= pages and page != query.page
     ]
-    return markup(
-        '<nav class="pager" aria-label="Pages of the table">Page {} of {} {}</nav>',
-        number(query.page),
-        number(pages),
-        links,
-    )
+    here = f"Page {number(query.page)} of {number(pages)} "
+    return element("nav", here, links, class_="pager", aria_label="Pages of the table")
 
 
 # --- one host ---------------------------------------------------------------------------------
@@ -300,21 +294,22 @@ _SENTENCES: Final = {
 }
 
 
-def host_page(
-    service: Service, host: HostBody, query: PageQuery, listed: LeaseList, visitor: Visitor
-) -> Page:
+async def host_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """The page of one host: its state and the actions, its clocks and their sources, its files,
     and a page of its waiting requests and leases."""
-    now = utc(service.clock.wall())
+    name, query = host_named(call.params["host"]), call.parameters(PageQuery)
+    leases = LeaseQuery(page=query.page, per_page=query.per_page)
+    listed = lease_list(service, leases, name=name)
+    host, now = await host_of(service, name), utc(service.clock.wall())
     none = html.paragraph("No clock is running: a request may start now.", class_="empty")
     clocks = html.items(map(_sentence, host.clocks), class_="clocks")
     body = [
         html.paragraph(_status(host, now), class_="lead"),
         _actions(service, host, visitor),
-        markup("<h2>Clocks</h2>{}", clocks if host.clocks else none),
+        [element("h2", "Clocks"), clocks if host.clocks else none],
         _fleet_holds(host, now),
-        markup("<h2>robots.txt</h2>{}", _origins(service, host.host, now)),
-        markup('<h2 id="leases">Waiting requests and leases</h2>'),
+        [element("h2", "robots.txt"), _origins(service, host.host, now)],
+        element("h2", "Waiting requests and leases", id="leases"),
         _leases_table(listed.leases, visitor, now, of_one_host=True),
         _pager(quote(host.host, safe=""), query, listed.pages, at="#leases"),
     ]
@@ -327,16 +322,17 @@ def _fleet_holds(host: HostBody, now: datetime) -> Child:
         return None
     rows = []
     for scope in host.fleet:
-        notes = [f"{number(scope.waiting)} waiting"] if scope.waiting else []
-        if scope.blocked_until is not None:
-            notes.append(f"blocked: {scope.block_reason}")
-        notes += ["paused"] if scope.paused else []
-        notes += [f"{number(scope.day_pages)} pages today"] if scope.day_pages else []
-        text = f": {', '.join(notes)}" if notes else ""
+        known = {
+            f"{number(scope.waiting)} waiting": scope.waiting,
+            f"blocked: {scope.block_reason}": scope.blocked_until,
+            "paused": scope.paused,
+            f"{number(scope.day_pages)} pages today": scope.day_pages,
+        }
+        notes = ", ".join(text for text, there in known.items() if there)
         held = [[f"{one.member}: since ", html.age(one.since, now)] for one in scope.holds]
         holds = html.items(held) if held else None
-        rows.append(markup("<strong>{}</strong>{}{}", scope.scope, text, holds))
-    return [markup("<h2>Held by members of the fleet</h2>"), html.items(rows, class_="clocks")]
+        rows.append([element("strong", scope.scope), notes and f": {notes}", holds])
+    return [element("h2", "Held by members of the fleet"), html.items(rows, class_="clocks")]
 
 
 def _status(host: HostBody, now: datetime) -> Child:
@@ -356,9 +352,9 @@ def _sentence(view: ClockView) -> Child:
     until = view.until if view.kind == "override" else None
     end = "" if until is None else f" (until {until:%Y-%m-%dT%H:%M:%SZ})"
     return [
-        markup("<strong>{}</strong> {}: {}{}", view.scope, text, view.cause, end),
-        markup("<em> This one applies.</em>") if view.decides else None,
-        markup("<em> pacing.max_interval limits it.</em>") if view.clamped else None,
+        [element("strong", view.scope), f" {text}: {view.cause}{end}"],
+        element("em", " This one applies.") if view.decides else None,
+        element("em", " pacing.max_interval limits it.") if view.clamped else None,
     ]
 
 
@@ -370,29 +366,20 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
             rows.append(row(origin, html.state_badge(None), *[None] * 5))
             continue
         standing = record.standing(service.clock)
-        text, size = standing.robots, "-"
-        state: list[Child] = [html.state_badge(standing.state.value)]
+        text, size, reason = standing.robots, "-", ""
         if text is None:
-            state.append(f" {standing.reason.value.replace('_', ' ')}")
+            reason = f" {standing.reason.value.replace('_', ' ')}"
         else:
             findings = bool(directory.coding(origin)) + len(text.findings)
             size = f"{number(text.size)} bytes" + (f", {findings} findings" if findings else "")
-        rows.append(
-            row(
-                origin,
-                state,
-                standing.status,
-                html.age(utc(standing.fetched_at), now),
-                html.age(utc(standing.expires_at), now),
-                [size, [" via ", standing.hops[-1]] if standing.hops else None],
-                [
-                    link(f"../explain?{urlencode({'url': origin + '/'})}", "explain"),
-                    " ",
-                    link(f"../history?{urlencode({'origin': origin})}", "history"),
-                ],
-            )
-        )
-    columns = html.columns("Origin, State, Status:num, Fetched, Expires, Text, More")
+        state = html.state_badge(standing.state.value), reason
+        times = [html.age(utc(at), now) for at in (standing.fetched_at, standing.expires_at)]
+        via = [" via ", standing.hops[-1]] if standing.hops else None
+        explain = link(f"../explain?{urlencode({'url': origin + '/'})}", "explain")
+        history = link(f"../history?{urlencode({'origin': origin})}", "history")
+        more = explain, " ", history
+        rows.append(row(origin, state, standing.status, *times, [size, via], more))
+    columns = "Origin, State, Status:num, Fetched, Expires, Text, More"
     empty = "No robots.txt of this host is in memory."
     return html.table("Origins and their files", columns, rows, empty=empty)
 
@@ -435,23 +422,11 @@ def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
         json = f"-H 'Content-Type: application/json' -d '{body}'"
         curl = html.code(f"curl -X POST {_base_url(service)}/v1/{path} {json}")
         fields = _BLOCK_FIELDS if action == "block" else None
-        form = _action_form(visitor, f"../{path}", f"{title} now", fields)
-        text = markup("<p>{}</p><p>{}</p>", consequence, curl)
+        form = post_form(f"../{path}", visitor, f"{title} now", fields)
+        text = element("p", consequence), element("p", curl)
         made.append(html.details(title, text, form, class_="action", id=f"action-{action}"))
     # What was typed is kept until the set of actions changes.
-    keep = f"actions {paused}"
-    return markup('<div class="actions" data-keep="{}">{}</div>', keep, made)
-
-
-def _action_form(visitor: Visitor, action: str, button: str, fields: Child = None) -> Html:
-    """Return a form that changes something; it carries the secret of this visitor's pages."""
-    return markup(
-        '<form method="post" action="{}">{}{}<button class="act">{}</button></form>',
-        action,
-        html.hidden("form", visitor.form),
-        fields,
-        button,
-    )
+    return element("div", made, class_="actions", data_keep=f"actions {paused}")
 
 
 def _base_url(service: Service) -> str:
@@ -465,18 +440,15 @@ def _base_url(service: Service) -> str:
 # --- leases and waiters -----------------------------------------------------------------------
 
 
-def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor: Visitor) -> Page:
+async def waiting_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """Waiting requests and held leases: for what, since when, and until when."""
-    now = utc(service.clock.wall())
+    query, now = call.parameters(LeaseQuery), utc(service.clock.wall())
+    listed = lease_list(service, query)
     states = {"any": "all", "waiting": f"waiting {listed.waiting}", "held": f"held {listed.held}"}
+    search = html.search("Part of the host", "host", query.host)
+    client, state = html.search("Client", "client", query.client), html.hidden("state", query.state)
     body = [
-        html.search_form(
-            "waiting",
-            html.search("Part of the host", "host", query.host),
-            html.search("Client", "client", query.client),
-            html.hidden("state", query.state),
-            button="Filter",
-        ),
+        html.search_form("waiting", search, client, state, button="Filter"),
         _state_links("waiting", query, states),
         html.paragraph(f"{number(listed.total)} in total", aria_live="polite"),
         _leases_table(listed.leases, visitor, now),
@@ -489,7 +461,7 @@ def _leases_table(
     leases: list[LeaseView], visitor: Visitor, now: datetime, *, of_one_host: bool = False
 ) -> Html:
     host = "" if of_one_host else "Host, "
-    columns = html.columns(f"State, {host}URL:url, Client, Since, Ends, Expected, Action")
+    columns = f"State, {host}URL:url, Client, Since, Ends, Expected, Action"
     rows = [_lease_row(lease, visitor, now, of_one_host) for lease in leases]
     empty = "No request is waiting, and no lease is out."
     return html.table("Leases and waiting requests", columns, rows, empty=empty)
@@ -521,18 +493,22 @@ def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
         "used, and the host's next request may start."
     )
     action = f"{root}leases/{quote(lease.id, safe='')}/drop"
-    form = _action_form(visitor, action, "Drop this lease now")
-    return html.details("Drop", markup("<p>{}</p>", consequence), form, class_="action")
+    form = post_form(action, visitor, "Drop this lease now")
+    return html.details("Drop", element("p", consequence), form, class_="action")
 
 
 # --- the audit record -------------------------------------------------------------------------
 
 
-def audit_page(record: AuditStatus | None) -> Page:
-    """The state of the audit record, and how to get a report. `record`: None if it is off."""
-    if record is None:
+async def audit_page(service: Service, call: Call, visitor: Visitor) -> Page:
+    """The state of the audit record, and how to get a report."""
+    if service.gate.parts.audit is None:
         off: Child = [badge("warn", "off"), " audit.folder is not set: nothing is recorded."]
         return Page("Audit record", html.paragraph(off, class_="lead"))
+    try:
+        record = await service.gate.parts.audit.status()
+    except OSError as error:
+        raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
     state: Child = [badge("ok", "on"), " Each request is written before it may be sent."]
     if record.failing is not None:
         then = "no request starts" if record.refuses else "requests go on, and are missing in it"
@@ -549,17 +525,13 @@ def audit_page(record: AuditStatus | None) -> Page:
         row("Segments in the folder", f"{number(record.segments)} ({number(record.size)} bytes)"),
     ]
     folder = shlex.quote(record.folder)
-    commands = [
-        html.code(f"gatekeeper audit report {folder} -o report.html"),
-        html.code(f"gatekeeper audit verify {folder}"),
-        html.code(f"gatekeeper audit show {folder} HOST"),
-    ]
+    commands = f"report {folder} -o report.html", f"verify {folder}", f"show {folder} HOST"
     said = "On this machine, as a user who may read the folder:"
     body = [
         html.paragraph(state, class_="lead"),
-        html.table("State of the audit record", html.columns("What, Value:url"), rows),
-        markup("<h2>Report, check, search</h2>{}", html.paragraph(said)),
-        html.items(commands),
+        html.table("State of the audit record", "What, Value:url", rows),
+        [element("h2", "Report, check, search"), html.paragraph(said)],
+        html.items(html.code(f"gatekeeper audit {one}") for one in commands),
     ]
     return Page("Audit record", body, 15.0)
 
@@ -567,26 +539,21 @@ def audit_page(record: AuditStatus | None) -> Page:
 # --- settings ---------------------------------------------------------------------------------
 
 
-def config_page(config: ConfigBody) -> Page:
+async def config_page(service: Service, call: Call, visitor: Visitor) -> Page:
     """The effective settings, section by section."""
     sections: dict[str, list[Row]] = {}
-    for setting in config.settings:
+    for setting in config_body(service).settings:
         section, _, name = setting.name.rpartition(".")
         value = "not set" if setting.value is None else msgspec.json.encode(setting.value).decode()
         changed = setting.source != "default"
-        sections.setdefault(f"[{section}]" if section else "General", []).append(
-            row(
-                html.code(name),
-                html.code(value),
-                markup("<em>{}</em>", setting.source) if changed else setting.source,
-                [
-                    badge("warn", "waits for a restart") if setting.pending else None,
-                    "a restart" if setting.needs_restart else "a reload",
-                ],
-                class_="set" if changed else None,
-            )
+        source = element("em", setting.source) if changed else setting.source
+        waits = badge("warn", "waits for a restart") if setting.pending else None
+        by = waits, "a restart" if setting.needs_restart else "a reload"
+        shown = row(
+            html.code(name), html.code(value), source, by, class_="set" if changed else None
         )
+        sections.setdefault(f"[{section}]" if section else "General", []).append(shown)
     said = "Values other than the defaults stand out. The last column says what applies a change "
-    columns = html.columns("Setting, Value:url, From, Changed by")
+    columns = "Setting, Value:url, From, Changed by"
     tables = [html.section(title, columns, rows) for title, rows in sections.items()]
     return Page("Config", [html.paragraph(said, "of the file."), tables], 15.0)

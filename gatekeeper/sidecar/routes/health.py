@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from gatekeeper.client.wire import Alive, ProblemDocument
+from gatekeeper.client.wire import PROBLEM_JSON, Alive, ProblemDocument
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.reload import Reloaded, reload
 from gatekeeper.sidecar.routing import (
     ANY,
     CHECK,
+    JSON,
     OCTETS,
     Call,
     EmptyObject,
@@ -164,9 +165,10 @@ _COMMON_PROBLEMS = (401, 403, 429, 500)
 """Missing credentials, limits of a client, and internal errors."""
 _BODY_PROBLEMS = frozenset({400, 408, 413, 415})
 """The body is malformed, too slow, too large, or of another type."""
-_WITH_RETRY_AFTER = frozenset({429, 503})
-_BINARY = {"type": "string", "format": "binary"}
-"""A body of octets, as generators of clients expect it."""
+_SECONDS = {"type": "integer", "minimum": 1}
+_RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, at least 1.", "schema": _SECONDS}}
+_SITES_OWN = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
+"""The content of a response that a site sent, as generators of clients expect it."""
 
 _ROLES = (
     "A token of server.token_file, if there is one. It has roles: `check` asks about URLs; "
@@ -226,13 +228,12 @@ def document(
     """
     listed = [route for route in routes if route.method != ANY and not for_people(route)]
     kinds = sorted(_structs(listed), key=lambda kind: kind.__name__)
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     bodies = {route.body for route in listed if route.body is not None}
     _complete_schemas(components, kinds, bodies)
-    names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in listed:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names, tokens)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, tokens)
     schemes = {"token": {"type": "http", "scheme": "bearer", "description": _ROLES}}
     return {
         "openapi": "3.1.0",
@@ -290,7 +291,14 @@ def _complete_schemas(
             schema["required"] = list(fields)
 
 
-def _operation(route: Route[Service], names: dict[type, Any], tokens: bool) -> dict[str, Any]:
+def _json(kind: Any) -> dict[str, Any]:
+    """Return the content of a JSON body of that kind."""
+    name = kind.__name__ if isinstance(kind, type) else None
+    schema = {"$ref": _REF.format(name=name)} if name else {"type": "object"}
+    return {JSON: {"schema": schema}}
+
+
+def _operation(route: Route[Service], tokens: bool) -> dict[str, Any]:
     events = "".join(
         f"\n\nThe data of an event `{event}` is a `{kind.__name__}` in JSON."
         for event, kind in route.events.items()
@@ -301,15 +309,13 @@ def _operation(route: Route[Service], names: dict[type, Any], tokens: bool) -> d
         "summary": route.summary,
         "description": route.description + events,
         "parameters": list(_parameters(route)),
-        "responses": _responses(route, names),
+        "responses": _responses(route),
     }
     if tokens and not route.probe:
         operation["security"] = [{"token": [role]} for role in sorted(route.needs)]
     if route.body is not None:
-        operation["requestBody"] = {
-            "required": route.body_required,
-            "content": {"application/json": {"schema": names[route.body]}},
-        }
+        content = _json(route.body)
+        operation["requestBody"] = {"required": route.body_required, "content": content}
     return operation
 
 
@@ -320,14 +326,9 @@ def _parameters(route: Route[Service]) -> Iterator[dict[str, Any]]:
     if route.query is not None:
         _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
         query = components[route.query.__name__]
-        for name, schema in query["properties"].items():
-            required = name in query.get("required", ())
-            yield {
-                "name": name,
-                "in": "query",
-                "required": required,
-                "schema": _without_null(schema),
-            }
+        for name, told in query["properties"].items():
+            required, schema = name in query.get("required", ()), _without_null(told)
+            yield {"name": name, "in": "query", "required": required, "schema": schema}
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -346,49 +347,37 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "anyOf": choices} if choices else rest
 
 
-def _responses(route: Route[Service], names: dict[type, Any]) -> dict[str, Any]:
+def _responses(route: Route[Service]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answer: dict[str, Any] = {"description": route.summary}
-        if isinstance(kind, str):
-            schema = _BINARY if kind == OCTETS else {"type": "string"}
-            answer["content"] = {kind: {"schema": schema}}
+        if kind == OCTETS:
+            answer["content"] = _SITES_OWN
+        elif isinstance(kind, str):
+            answer["content"] = {kind: {"schema": {"type": "string"}}}
         elif kind is not None:
-            schema = names.get(kind, {"type": "object"})
-            answer["content"] = {"application/json": {"schema": schema}}
+            answer["content"] = _json(kind)
         if status == route.status and (links := _LINKS.get(route.operation)):
             answer["links"] = links
         responses[str(status)] = answer
     if route.relays:
-        responses["default"] = {
-            "description": "The response of the site, with its own status and Content-Type.",
-            "content": {OCTETS: {"schema": _BINARY}},
-        }
-    for answer in responses.values():
-        if route.headers:
-            answer["headers"] = {name: {"schema": {"type": "string"}} for name in route.headers}
-    problems = set(route.problems) if route.probe else {*route.problems, *_COMMON_PROBLEMS}
+        said = "The response of the site, with its own status and Content-Type."
+        responses["default"] = {"description": said, "content": _SITES_OWN}
+    if route.headers:
+        headers = {name: {"schema": {"type": "string"}} for name in route.headers}
+        responses = {status: answer | {"headers": headers} for status, answer in responses.items()}
+    problems = {*route.problems, *(() if route.probe else _COMMON_PROBLEMS)}
     if route.query is not None:
         problems.add(400)
     if route.body is not None:
         problems |= _BODY_PROBLEMS
     for status in sorted(problems):
-        responses[str(status)] = _problem(status, names)
-        if route.relays:
-            # The site may have answered with this status: then the body is the site's.
-            content = responses[str(status)]["content"]
-            responses[str(status)]["content"] = {OCTETS: {"schema": _BINARY}, **content}
+        # The site may have answered with this status: then the body is the site's.
+        site = _SITES_OWN if route.relays else {}
+        phrase = http.HTTPStatus(status).phrase
+        content = {**site, PROBLEM_JSON: _json(ProblemDocument)[JSON]}
+        said = f"{phrase}: a problem document (RFC 9457)."
+        responses[str(status)] = {"description": said, "content": content}
+        if status in (429, 503):
+            responses[str(status)]["headers"] = _RETRY_AFTER
     return responses
-
-
-def _problem(status: int, names: dict[type, Any]) -> dict[str, Any]:
-    phrase = http.HTTPStatus(status).phrase
-    answer: dict[str, Any] = {
-        "description": f"{phrase}: a problem document (RFC 9457).",
-        "content": {"application/problem+json": {"schema": names[ProblemDocument]}},
-    }
-    if status in _WITH_RETRY_AFTER:
-        whole = {"type": "integer", "minimum": 1}
-        said = "Whole seconds, at least 1."
-        answer["headers"] = {"Retry-After": {"description": said, "schema": whole}}
-    return answer

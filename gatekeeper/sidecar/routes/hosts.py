@@ -181,11 +181,7 @@ async def block(service: Service, host: str, wanted: BlockBody) -> None:
     """Block the host, or lift its block. Raises Problem 400."""
     if (wanted.seconds is None) == (wanted.until is None):
         raise Problem(400, "bad-request", "body: one of `seconds` and `until` is needed")
-    until = (
-        wanted.until.timestamp()
-        if wanted.until is not None
-        else service.clock.wall() + (wanted.seconds or 0.0)
-    )
+    until = wanted.until or service.clock.wall() + (wanted.seconds or 0.0)
     await service.gate.block(host, until, wanted.reason)
 
 

@@ -140,16 +140,14 @@ def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) 
 
     Views are made for those on the page only.
     """
-    host = query.host.lower()
+    part = query.host.lower()
     found = [
-        one
-        for one in service.operators.leases(query.state)
-        if host in one.host
-        and query.client in ("", one.client)
-        and (name is None or one.host == name)
+        view
+        for host, client, view in service.operators.leases(query.state)
+        if part in host and query.client in ("", client) and name in (None, host)
     ]
     return LeaseList(
-        leases=[one.view() for one in found[query.first : query.first + query.per_page]],
+        leases=[view() for view in found[query.first : query.first + query.per_page]],
         total=len(found),
         page=query.page,
         pages=query.pages(len(found)),
@@ -176,13 +174,13 @@ class RecordedLine(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """The number of the line in its chain."""
     kind: str
-    line: int | None
+    line: int | None = None
     """The line of the robots.txt that decided."""
-    text: str | None
+    text: str | None = None
     """The digest of the robots.txt."""
 
 
-class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
+class PastDecision(msgspec.Struct, frozen=True):
     """One of the latest decisions, with the client and the time."""
 
     time: UtcTime
@@ -203,14 +201,8 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
     wanted = call.params["id"]
     found = service.operators.feed.find(wanted)
     if found is not None:
-        return json_response(
-            PastDecision(
-                time=utc(found.at),
-                client=found.client,
-                request=found.request,
-                decision=found.decision,
-            )
-        )
+        past = PastDecision(utc(found.at), found.client, found.request, found.decision)
+        return json_response(past)
     audit = service.gate.parts.audit
     if audit is None:
         raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
@@ -222,12 +214,8 @@ async def get_decision(service: Service, call: Call) -> web.StreamResponse:
         except (OSError, ValueError) as error:
             raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
     where = f"gatekeeper audit show {service.config.audit.folder} {wanted[:64]}"
-    raise Problem(
-        404,
-        "not-found",
-        "no such decision among the latest, nor in the two latest segments of the audit record; "
-        f"search all of them: {where}",
-    )
+    said = "no such decision among the latest, nor in the two latest segments of the audit record; "
+    raise Problem(404, "not-found", f"{said}search all of them: {where}")
 
 
 def _from_record(found: FoundLine) -> PastDecision:
@@ -245,16 +233,9 @@ def _from_record(found: FoundLine) -> PastDecision:
         "retry_at": line.get("retry_at"),
         "id": line["decision"],
     }
-    return PastDecision(
-        time=datetime.fromisoformat(line["t"]),
-        client="",
-        request="",
-        decision=msgspec.convert(decision, Decision),
-        audit=msgspec.convert(
-            {"line": None, "text": None, **line, "chain": found.chain, "segment": found.segment},
-            RecordedLine,
-        ),
-    )
+    recorded = {**line, "chain": found.chain, "segment": found.segment}
+    parts = msgspec.convert(decision, Decision), msgspec.convert(recorded, RecordedLine)
+    return PastDecision(datetime.fromisoformat(line["t"]), "", "", *parts)
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -305,13 +286,14 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     query = call.parameters(EventQuery)
     request = call.request
     last = request.headers.get("Last-Event-ID", query.last_event_id)
-    stream = _EventStream(service, query, last)
+    events = _events(service, query, last)
+    opening = next(events)
     response = stream_response(call, "text/event-stream")
     with open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
             return response
-        await response.write(stream.opening())
+        await response.write(opening)
         call.goodbye = _GOODBYE
         look_again = service.clock.monotonic() + RECHECK
         while service.phase == "serving" and call.refused is None:
@@ -319,10 +301,9 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
                 look_again = now + RECHECK
                 if not call.permitted():
                     break
-            transport = request.transport
-            if transport is None or transport.is_closing():
+            if request.transport is None or request.transport.is_closing():
                 break
-            if text := stream.read():
+            if text := next(events):
                 await response.write(text)
             await service.clock.sleep(TICK)
         await response.write(b"event: bye\ndata: {}\n\n")
@@ -353,14 +334,11 @@ def open_stream(service: Service, client: str) -> Iterator[None]:
     most = (server.max_streams + 1) // 2 if server.client_streams is None else server.client_streams
     if streams[client] >= most:
         service.clients.refused["streams"] += 1
-        raise Problem(
-            429,
-            "too-many-streams",
+        said = (
             f"{most} streams are open to one client (server.client_streams): close one, or a page "
-            "that has one, or ask again in 5 seconds",
-            wait=5,
-            most=most,
         )
+        detail = f"{said}that has one, or ask again in 5 seconds"
+        raise Problem(429, "too-many-streams", detail, wait=5, most=most)
     if streams.total() >= server.max_streams:
         raise full("streams are open already (server.max_streams)", server.max_streams)
     streams[client] += 1
@@ -372,58 +350,44 @@ def open_stream(service: Service, client: str) -> Iterator[None]:
             del streams[client]
 
 
-class _EventStream:
-    """The position of one stream in the decisions, and the number of decisions it missed."""
-
-    def __init__(self, service: Service, query: EventQuery, last: str) -> None:
-        self._operators, self._clock, self._query = service.operators, service.clock, query
-        self._dropped = 0
-        self._sent_at = self._read_at = service.clock.monotonic()
-        feed = service.operators.feed
-        prefix, _, number = last.partition("-")
-        # Python refuses to read a number of thousands of digits.
-        plain = len(number) <= _MAX_DIGITS and number.isdecimal()
-        known = prefix == _PREFIX and plain and int(number) <= feed.count
-        self.restarted: bool = bool(last) and not known
-        """True if the last event that the client has seen is of an earlier process."""
-        self._cursor = int(number) if known else feed.count
-        if not last:
-            earlier = list(islice(filter(query.wants, feed.latest()), query.latest))
-            if earlier:
-                self._cursor = earlier[-1].number - 1
-
-    def opening(self) -> bytes:
-        """Return the first event, with the position at which the stream starts."""
-        self._sent_at = self._clock.monotonic()
-        started = msgspec.json.encode({"restarted": self.restarted})
-        head = f"retry: {RETRY * 1000:.0f}\nid: {_PREFIX}-{self._cursor}\nevent: hello\ndata: "
-        return head.encode() + started + b"\n\n"
-
-    def read(self) -> bytes:
-        """Return the events to send now; empty if there are none."""
-        feed, query = self._operators.feed, self._query
-        before, count, now = self._cursor, feed.count, self._clock.monotonic()
+def _events(service: Service, query: EventQuery, last: str) -> Iterator[bytes]:
+    """Yield the first event of a stream, with the position at which it starts; then, as often as it
+    is asked, the events to send now: empty if there are none. `last` is the id of the last event
+    that the client has seen, which may be of an earlier process."""
+    operators, clock = service.operators, service.clock
+    feed, sent_at = operators.feed, clock.monotonic()
+    read_at, dropped = sent_at, 0
+    prefix, _, number = last.partition("-")
+    # Python refuses to read a number of thousands of digits.
+    plain = len(number) <= _MAX_DIGITS and number.isdecimal()
+    known = prefix == _PREFIX and plain and int(number) <= feed.count
+    cursor = int(number) if known else feed.count
+    if not last and (earlier := list(islice(filter(query.wants, feed.latest()), query.latest))):
+        cursor = earlier[-1].number - 1
+    started = msgspec.json.encode({"restarted": bool(last) and not known})
+    head = f"retry: {RETRY * 1000:.0f}\nid: {_PREFIX}-{cursor}\nevent: hello\ndata: "
+    yield head.encode() + started + b"\n\n"
+    while True:
+        count, now = feed.count, clock.monotonic()
         # If the loop is busy, reads are further apart; each may then send up to four times as much.
-        most = int(MAX_EVENTS * min(max(1.0, (now - self._read_at) / TICK), 4.0))
-        self._read_at = now
+        most = int(MAX_EVENTS * min(max(1.0, (now - read_at) / TICK), 4.0))
+        read_at = now
         parts: list[bytes] = []
-        if count > before:
-            self._cursor = count
-            seen = feed.since(before, _MAX_SEARCHED if query.narrow else most)
+        if count > cursor:
+            seen = feed.since(cursor, _MAX_SEARCHED if query.narrow else most)
             wanted = [one for one in seen if query.wants(one)] if query.narrow else seen
-            missed = count - before - len(seen) + max(0, len(wanted) - most)
+            missed = count - cursor - len(seen) + max(0, len(wanted) - most)
+            cursor = count
             if missed > 0:
-                self._dropped += missed
-                data = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
+                dropped += missed
+                data = msgspec.json.encode(Dropped(now=missed, total=dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % data)
             parts += map(_encode, wanted[-most:])
-            self._operators.events_sent += len(wanted[-most:])
-        if parts:
-            self._sent_at = now
-        elif now - self._sent_at >= _HEARTBEAT:
-            self._sent_at = now
-            parts.append(b"id: %s-%d\nevent: beat\ndata: {}\n\n" % (_PREFIX.encode(), self._cursor))
-        return b"".join(parts)
+            operators.events_sent += len(wanted[-most:])
+        if not parts and now - sent_at >= _HEARTBEAT:
+            parts.append(b"id: %s-%d\nevent: beat\ndata: {}\n\n" % (_PREFIX.encode(), cursor))
+        sent_at = now if parts else sent_at
+        yield b"".join(parts)
 
 
 def _encode(given: GivenDecision) -> bytes:

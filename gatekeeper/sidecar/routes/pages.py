@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote, unquote
 
-import msgspec
 from aiohttp import web
 
-from gatekeeper import urls
 from gatekeeper.client.wire import BlockBody
 from gatekeeper.config import host_named
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.sidecar.pages import decision_pages, shell, status_pages
-from gatekeeper.sidecar.pages.html import badge, hidden, link, markup, paragraph
+from gatekeeper.sidecar.pages.html import badge, element, field, hidden, link, paragraph
 from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
 from gatekeeper.sidecar.routes import check, operators
 from gatekeeper.sidecar.routes import hosts as host_routes
@@ -24,7 +22,6 @@ from gatekeeper.sidecar.routing import (
     CRAWL_OR_ADMIN,
     Call,
     Handler,
-    PageQuery,
     Problem,
     Role,
     Route,
@@ -34,14 +31,11 @@ from gatekeeper.sidecar.routing import (
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-    from gatekeeper.storage.base import HistoryEntry
 
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
 _SIGN_IN: Final = "sign-in"
 """The kind of the problem that a visitor has to sign in."""
-_MAX_COMPARED: Final = 500
-"""Maximum URLs whose verdicts are compared between two versions."""
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
 Answer = Callable[["Service", Call, Visitor], Awaitable[web.StreamResponse]]
@@ -145,7 +139,7 @@ def _problem_page(call: Call, problem: Problem) -> Page:
     """Return the page for an error."""
     body = [
         paragraph(badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
-        markup("<p>{}</p>", link(shell.root_of(_path(call)), "To the overview")),
+        element("p", link(shell.root_of(_path(call)), "To the overview")),
     ]
     return Page("The request failed", body, status=problem.status)
 
@@ -168,11 +162,9 @@ async def sign_in_page(service: Service, call: Call) -> web.StreamResponse:
 def _sign_in(wanted: str, wrong: str | None) -> Page:
     alert = paragraph(badge("bad", wrong), class_="lead", role="alert") if wrong else None
     said = "A token of server.token_file. You enter it once; the session ends 15 minutes after the "
-    form = markup(
-        '<form method="post" action="sign-in">{}<label>Token <input name="token" type="password" '
-        'required autocomplete="off"></label><button>Sign in</button></form>',
-        hidden("next", wanted),
-    )
+    token = field("Token", "token", "", type="password", required=True, autocomplete="off")
+    inner = hidden("next", wanted), token, element("button", "Sign in")
+    form = element("form", inner, method="post", action="sign-in")
     body = [alert, form, paragraph(said, "last page.")]
     return Page("Sign in", body, status=401 if wrong else 200)
 
@@ -215,137 +207,12 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
     return response
 
 
-# --- pages ------------------------------------------------------------------------------------
-
-
-async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/`"""
-    return status_pages.overview_page(service, await operators.overview_of(service))
-
-
-async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/hosts`"""
-    query = call.parameters(host_routes.HostQuery)
-    return status_pages.hosts_page(service, query, await host_routes.host_list(service, query))
-
-
-async def host(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/hosts/{host}`"""
-    name, query = host_named(call.params["host"]), call.parameters(PageQuery)
-    leases = operators.LeaseQuery(page=query.page, per_page=query.per_page)
-    listed = operators.lease_list(service, leases, name=name)
-    body = await host_routes.host_of(service, name)
-    return status_pages.host_page(service, body, query, listed, visitor)
-
-
-class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The query of `/ui/explain`."""
-
-    url: Annotated[str, msgspec.Meta(max_length=65_536)] = ""
-    user_agent: Annotated[str, msgspec.Meta(max_length=512)] = ""
-
-
-async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/explain`"""
-    query = call.parameters(ExplainQuery)
-    result, answer = None, None
-    if query.url:
-        question = check.CheckQuery(query.url, query.user_agent or None)
-        try:
-            result = await check.explanation(service, question, call)
-            answer = await asyncio.to_thread(decision_pages.decision_section, service, result)
-        except GatekeeperError as error:
-            answer = paragraph(badge("bad", "Invalid question"), " ", str(error), class_="lead")
-    return decision_pages.explain_page(service, query.url, query.user_agent, result, answer)
-
-
-async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/waiting`"""
-    query = call.parameters(operators.LeaseQuery)
-    return status_pages.waiting_page(service, query, operators.lease_list(service, query), visitor)
-
-
-async def live(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/live`"""
-    return decision_pages.live_page(call.parameters(operators.EventQuery))
-
-
-class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The query of `/ui/history`; `old` and `new` are indexes in the list of versions."""
-
-    origin: Annotated[str, msgspec.Meta(max_length=2048)] = ""
-    old: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    new: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-async def history(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/history`"""
-    query = call.parameters(HistoryPageQuery)
-    if not query.origin:
-        return decision_pages.history_page(service, "", [], None, None)
-    try:
-        origin = urls.parse(query.origin).origin
-    except GatekeeperError as error:
-        return decision_pages.history_page(service, query.origin, [], None, str(error))
-    entries = await service.gate.history(origin)
-    new = len(entries) - 1 if query.new is None else query.new
-    old = new - 1 if query.old is None else query.old
-    versions = None
-    if 0 <= old < len(entries) and 0 <= new < len(entries) and old != new:
-        versions = await _versions(service, origin, entries, old, new)
-    return decision_pages.history_page(service, origin, entries, versions, None)
-
-
-async def _versions(
-    service: Service, origin: str, entries: list[HistoryEntry], old: int, new: int
-) -> decision_pages.VersionDiff:
-    bodies = []
-    for entry in (entries[old], entries[new]):
-        body = await check.text_of(service, entry.body_hash) if entry.body_hash else b""
-        bodies.append(body or b"")
-    asked = service.operators.feed.urls_of(origin, _MAX_COMPARED)
-
-    def compare() -> decision_pages.VersionDiff:
-        texts = [check.as_read(service, body) for body in bodies]
-        before, after = (text.policy(service.gate.user_agent) for text in texts)
-        verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
-        lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
-        return decision_pages.VersionDiff(
-            changes=decision_pages.line_changes(*lines),
-            verdicts=[one for one in verdicts if one[1] != one[2]],
-            asked=len(asked),
-        )
-
-    # Comparing two texts of half a megabyte takes a fifth of a second.
-    return await asyncio.to_thread(compare)
-
-
-async def audit(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/audit`"""
-    record = service.gate.parts.audit
-    if record is None:
-        return status_pages.audit_page(None)
-    try:
-        return status_pages.audit_page(await record.status())
-    except OSError as error:
-        raise Problem(503, "audit", f"the audit record can't be read: {error}") from error
-
-
-async def config(service: Service, call: Call, visitor: Visitor) -> Page:
-    """`/ui/config`"""
-    return status_pages.config_page(operators.config_body(service))
-
-
 # --- requests of the pages' scripts -----------------------------------------------------------
 
 
 def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]:
     """Return an API handler for visitors who are signed in."""
-
-    async def answer(service: Service, call: Call, visitor: Visitor) -> web.StreamResponse:
-        return await handler(service, call)
-
-    return _for_visitors(answer, needs)
+    return _for_visitors(lambda service, call, _visitor: handler(service, call), needs)
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
@@ -407,15 +274,15 @@ def _public(method: str, path: str, handler: Handler[Service]) -> Route[Service]
 
 ROUTES = (
     _public("GET", "/ui", add_slash),
-    _public("GET", "/ui/", _page(overview, ADMIN)),
-    _public("GET", "/ui/hosts", _page(hosts, ADMIN)),
-    _public("GET", "/ui/hosts/{host}", _page(host, CRAWL_OR_ADMIN)),
-    _public("GET", "/ui/explain", _page(explain, CHECK)),
-    _public("GET", "/ui/waiting", _page(waiting, ADMIN)),
-    _public("GET", "/ui/live", _page(live, ADMIN)),
-    _public("GET", "/ui/history", _page(history, CHECK)),
-    _public("GET", "/ui/audit", _page(audit, ADMIN)),
-    _public("GET", "/ui/config", _page(config, ADMIN)),
+    _public("GET", "/ui/", _page(status_pages.overview, ADMIN)),
+    _public("GET", "/ui/hosts", _page(status_pages.hosts_page, ADMIN)),
+    _public("GET", "/ui/hosts/{host}", _page(status_pages.host_page, CRAWL_OR_ADMIN)),
+    _public("GET", "/ui/explain", _page(decision_pages.explain_page, CHECK)),
+    _public("GET", "/ui/waiting", _page(status_pages.waiting_page, ADMIN)),
+    _public("GET", "/ui/live", _page(decision_pages.live_page, ADMIN)),
+    _public("GET", "/ui/history", _page(decision_pages.history_page, CHECK)),
+    _public("GET", "/ui/audit", _page(status_pages.audit_page, ADMIN)),
+    _public("GET", "/ui/config", _page(status_pages.config_page, ADMIN)),
     _public("GET", "/ui/sign-in", _with_problem_pages(sign_in_page)),
     _public("POST", "/ui/sign-in", _with_problem_pages(sign_in)),
     _public("POST", "/ui/sign-out", sign_out),
