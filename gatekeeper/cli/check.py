@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper import terminal
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.client.wire import Timing
 from gatekeeper.decision import Decision, Reason, Verdict
@@ -35,14 +35,9 @@ class CheckedURL(msgspec.Struct, frozen=True, kw_only=True):
 EXAMPLE = f"{NAME} check https://example.org/a https://example.org/b"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument(
-        "urls",
-        nargs="+",
-        metavar="URL",
-        help="an http or https URL; `-` reads standard input, one per line",
-    )
+    parser.option("urls URL...", "an http or https URL; `-` reads standard input, one per line")
 
 
 def run(args: argparse.Namespace) -> int:

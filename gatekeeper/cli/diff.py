@@ -18,14 +18,10 @@ _SHOWN = 10
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `diff`."""
-    parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
-    parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
-    parser.add_argument(
-        "--agents",
-        metavar="NAME",
-        nargs="+",
-        help="product tokens (default: all that either file names, and * for the others)",
-    )
+    parser.option("old OLD", "a file, a URL, or - for stdin")
+    parser.option("new NEW", "a file, a URL, or - for stdin")
+    agents = "product tokens (default: all that either file names, and * for the others)"
+    parser.option("--agents NAME", agents, nargs="+")
     parser.option(
         "--urls FILE",
         "URLs or paths, one per line, to compare besides those derived from the rules; - is stdin",
