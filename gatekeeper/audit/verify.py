@@ -137,7 +137,6 @@ class Verification:
             tolerance=tolerance,
             signatures_checked=bool(keys),
         )
-        self.version: str = version
         self.readers: list[ChainReader] = read_chains(folders, self.add, keys=keys)
         self.states: list[ChainState] = [
             ChainState(one.files.folder, partial=1 not in one.files.segments)
@@ -236,7 +235,7 @@ class Verification:
 
     def by_other(self, state: ChainState) -> bool:
         """Return True if another version of the parser decided, or it is not known which one."""
-        return state.partial if state.version is None else state.version != self.version
+        return state.partial if state.version is None else state.version != self.result.version
 
     def differ_by_text(self, what: str, entry: ChainEntry, state: ChainState, text: str) -> None:
         """Report how a line differs from what its file says; only note it if another version of

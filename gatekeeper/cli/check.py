@@ -63,10 +63,8 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)
             if decision.reason is Reason.INVALID_URL:
-                problem = (
-                    f"{quoted(decision.url)}: {decision.note}{terminal.url_hint(decision.url)}"
-                )
-                print(f"{NAME} check: {problem}", file=sys.stderr)
+                problem = f"{decision.note}{terminal.url_hint(decision.url)}"
+                print(f"{NAME} check: {quoted(decision.url)}: {problem}", file=sys.stderr)
                 code = USAGE
             elif not decision:
                 code = max(code, DENIED)

@@ -344,13 +344,11 @@ def compose(fragments: Iterable[Fragment]) -> Composed:
     for source in sources:
         _check_prefix(source, budget, problems)
     _check_conflicts(sources, ["*", *(name for name in agents if name != "*")], problems)
-    if problems.found:
-        return Composed(None, tuple(problems.found))
-    text = _Writer(sources, agents).text()
-    _check_text(text, sources, problems)
-    if problems.found:
-        return Composed(None, tuple(problems.found))
-    return Composed(text)
+    text = None
+    if not problems.found:
+        text = _Writer(sources, agents).text()
+        _check_text(text, sources, problems)
+    return Composed(None if problems.found else text, tuple(problems.found))
 
 
 class _Writer:

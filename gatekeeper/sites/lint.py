@@ -249,9 +249,7 @@ def field_without_colon(text: str) -> str | None:
     'disallow'
     """
     found = _FIELD_AND_VALUE.match(text)
-    if found is None:
-        return None
-    field = found[1].lower()
+    field = found[1].lower() if found else ""
     return field if field in KNOWN_FIELDS else None
 
 
@@ -279,12 +277,8 @@ def spelling(field: str) -> str | None:
         return None  # its author meant a comment
     field = _BULLET.sub("", ODD_ENDS.sub("", field))
     meant = field if field in KNOWN_FIELDS else _MISSPELLINGS.get(field)
-    if meant is not None:
-        return meant
-    return next(
-        (name for name in KNOWN_FIELDS if len(name) >= _MIN_LENGTH and _is_one_typo(field, name)),
-        None,
-    )
+    long = (name for name in KNOWN_FIELDS if len(name) >= _MIN_LENGTH)
+    return meant or next((name for name in long if _is_one_typo(field, name)), None)
 
 
 def _is_one_typo(a: str, b: str) -> bool:

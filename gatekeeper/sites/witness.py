@@ -16,7 +16,7 @@ import heapq
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -174,22 +174,16 @@ class RankedRule:
         self.allow: bool = allow
         self.pattern: str = pattern
         """Value in normal form."""
-        forms = [pattern]
-        self.automata: list[tuple[_Automaton, int]]
-        length = len(pattern)
-        if "?" in pattern:
-            form = query_form(pattern)
-            length = len(form)
-            forms = list(dict.fromkeys((pattern, form)))
-        automata = [_Automaton(each) for each in forms]
+        form = query_form(pattern)
+        automata = [_Automaton(each) for each in dict.fromkeys((pattern, form))]
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
-        self.automata = [(each, view) for each in automata for view in views]
+        self.automata: list[tuple[_Automaton, int]] = list(product(automata, views))
         self.outline: _Automaton | None = automata[0]
         """Matches, as paths are sent, every path that the rule matches; None if none is known."""
         if "?" in pattern and _CHANGED_IN_QUERY(pattern):
             before = pattern.partition("?")[0]
             self.outline = None if _CHANGED_IN_QUERY(before) else _Automaton(before)
-        self.rank: tuple[int, bool, int] = (length, allow, -number)
+        self.rank: tuple[int, bool, int] = (len(form), allow, -number)
         """The longest rule decides, of equally long ones an Allow, and of these the first (RFC 9309
         section 2.2.2, RFC-17, RFC-18)."""
         literal = pattern.partition("*")[0]
