@@ -468,10 +468,9 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
             continue
         if _allows(other) == _allows(rule):
             report.add(rule.line, "duplicate-rule", f"It repeats line {other.line}.")
-        elif rank > other_rank:
-            report.add(other.line, "unreachable-rule", f"Line {rule.line} decides.")
         else:
-            report.add(rule.line, "unreachable-rule", f"Line {other.line} decides.")
+            winner, loser = (rule, other) if rank > other_rank else (other, rule)
+            report.add(loser.line, "unreachable-rule", f"Line {winner.line} decides.")
         if rank > other_rank:
             deciding[key] = rank, rule
 
