@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.robots import Change, Difference, Ruling, diff
+from gatekeeper.robots import Difference, Ruling, diff
 from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 
@@ -51,7 +51,8 @@ def _print(old: str, new: str, difference: Difference) -> None:
         if change.agents != agents:
             agents = change.agents
             print(", ".join("everybody else" if agent == "*" else agent for agent in agents))
-        print("\n".join(_lines(old, new, change)))
+        rulings = _ruling("-", old, change.old), _ruling("+", new, change.new)
+        print(f"  {change.url}", *rulings, sep="\n")
     changed = len(difference.changes)
     print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
     if difference.complete:
@@ -63,10 +64,6 @@ def _print(old: str, new: str, difference: Difference) -> None:
         rest = ""
     if len(difference.unsearched) > _SHOWN:
         print("  and others")
-
-
-def _lines(old: str, new: str, change: Change) -> list[str]:
-    return [f"  {change.url}", _ruling("-", old, change.old), _ruling("+", new, change.new)]
 
 
 def _ruling(sign: str, name: str, ruling: Ruling) -> str:

@@ -537,14 +537,12 @@ def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, 
             reader.read(line)
         reader.end()
         check_groups(report, robots.groups)
-    if not (found := report.result()):
-        return ()
     lines = text.split("\n")
     return tuple(
         located(one, to_unicode(lines[one.line - 1]), CODES[one.code].part)
         if 0 < one.line <= len(lines)
         else one
-        for one in found
+        for one in report.result()
     )
 
 
