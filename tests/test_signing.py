@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import logging
 import pickle
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -606,6 +608,18 @@ def test_the_identity_page_says_who_crawls_and_how_to_deny_it(
         assert text in page
     assert "<script" not in page
     assert "src=" not in page
+
+
+def test_the_identity_page_on_stdout_is_utf_8_as_it_says_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    config = configured(tmp_path, '[identity]\nabout = "It reads caf\\u00e9s."\n')
+    assert main(["identity", "page", "--config", config]) == 0
+    page = stdout.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert '<meta charset="utf-8">' in page
+    assert "It reads caf\u00e9s." in page
 
 
 def test_the_identity_page_needs_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

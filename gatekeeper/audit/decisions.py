@@ -44,7 +44,7 @@ from gatekeeper.fetching.outcomes import (
     fallback_while_unreachable,
     parser_input,
 )
-from gatekeeper.gate.decider import TRANSIT_SECONDS, PathRuling, rule_on
+from gatekeeper.gate.decider import TRANSIT_SECONDS, rule_on
 from gatekeeper.pacing.scopes import LONGEST
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.patterns import is_robots_txt
@@ -208,14 +208,13 @@ class DecisionCheck:
         self.checked: int = 0
         self.not_checked: Counter[str] = Counter()
         """Decisions that can't be made again, by the reason."""
-        self.texts: int = 0
-        """Texts that have their digest."""
         self._policies: LRUCache[tuple[Any, ...], tuple[Policy, float | None]] = LRUCache(
             CACHED_OCTETS, getsizeof=lambda one: one[0].robots.size + _POLICY_OCTETS
         )
         self._starts: LRUCache[tuple[Any, ...], tuple[bytes, ...]] = LRUCache(_CACHED_STARTS)
         """Of a text, how the rules begin that a query may matter to."""
-        self._seen: set[bytes] = set()
+        self.texts: set[bytes] = set()
+        """The digests of the texts that have them."""
 
     # --- texts --------------------------------------------------------------------------------
 
@@ -235,14 +234,12 @@ class DecisionCheck:
         state.files[line.origin] = KnownFile(line, good, before)
         if outcome is Outcome.INTERNAL and line.outcome != outcome.row.name:
             return f"an outcome that this version does not know: {printable(line.outcome, 60)}"
-        if line.text is None or bytes.fromhex(line.text) in self._seen:
-            return ""
-        try:
-            read_text(state.folder, line.text)
-        except WrongText as error:
-            return str(error)
-        self._seen.add(bytes.fromhex(line.text))
-        self.texts += 1
+        if line.text is not None and bytes.fromhex(line.text) not in self.texts:
+            try:
+                read_text(state.folder, line.text)
+            except WrongText as error:
+                return str(error)
+            self.texts.add(bytes.fromhex(line.text))
         return ""
 
     def _policy(self, state: ChainState, digest: str, agent: str) -> tuple[Policy, float | None]:
@@ -261,10 +258,9 @@ class DecisionCheck:
 
     def judge(self, state: ChainState, line: Judged) -> Judgement:
         """Make the decision of a line again."""
-        verdict = Verdict.ALLOW if isinstance(line, GrantLine) else Verdict(line.verdict)
         reason = line.reason
         if reason in _OWN or reason in _GUARD:
-            if verdict is Verdict.ALLOW:
+            if line.verdict == Verdict.ALLOW:
                 return Judgement(f"allowed with the reason {reason}, which never allows")
             self.not_checked["guard" if reason in _GUARD else "own limits"] += 1
             return Judgement()
@@ -280,14 +276,12 @@ class DecisionCheck:
             self.not_checked["requests for robots.txt" if own else "redirects of robots.txt"] += 1
             return Judgement(host=target.host)
         try:
-            return self._compare(state, line, verdict, target)
+            return self._compare(state, line, target)
         except WrongText as error:
             return Judgement(str(error), host=target.host)
 
-    def _compare(
-        self, state: ChainState, line: Judged, verdict: Verdict, target: Target
-    ) -> Judgement:
-        said = _Said(verdict, line.reason, line.line, line.text)
+    def _compare(self, state: ChainState, line: Judged, target: Target) -> Judgement:
+        said = _Said(line.verdict, line.reason, line.line, line.text)
         ruled = self._by_override(state, target.host, line)
         asked, expired = None, 0.0
         if ruled is None and is_robots_txt(target.path):
@@ -296,13 +290,13 @@ class DecisionCheck:
             said = said._replace(text=None)  # no file was asked
         else:
             known = state.files.get(target.origin)
-            if known is None and not state.partial and verdict is not Verdict.DEFER:
+            if known is None and not state.partial and line.verdict != Verdict.DEFER:
                 return Judgement(f"no line before it has a robots.txt of {target.origin}")
-            uncertain = _NOT_THERE if known is None else self._uncertain(known, line, verdict)
+            uncertain = _NOT_THERE if known is None else self._uncertain(known, line)
             if known is None or uncertain:
                 self.not_checked[uncertain] += 1
                 return Judgement(host=target.host)
-            ruled, asked = self._by_files(state, known, line, verdict, target)
+            ruled, asked = self._by_files(state, known, line, said, target)
             # While a file can't be fetched for long, what decides in its place does not expire.
             if known.current.expires_at is not None and said == ruled[0]:
                 expired = (line.t - known.current.expires_at).total_seconds()
@@ -314,28 +308,22 @@ class DecisionCheck:
         return Judgement(wrong, asked, target.host, expired)
 
     @staticmethod
-    def _uncertain(known: KnownFile, line: Judged, verdict: Verdict) -> str:
+    def _uncertain(known: KnownFile, line: Judged) -> str:
         """Return why the file that decided is not known; empty if it is."""
         if line.text is None and line.reason in _BY_TEXT and not isinstance(line, GrantLine):
             return "its line does not name the file, which was replaced meanwhile"
         failed = known.good is None and known.current.source != "network"
-        if failed and verdict is not Verdict.DEFER:
-            return _NOT_THERE
-        return ""
+        return _NOT_THERE if failed and line.verdict != Verdict.DEFER else ""
 
     def _by_files(
-        self, state: ChainState, known: KnownFile, line: Judged, verdict: Verdict, target: Target
-    ) -> tuple[list[_Said], float | None]:
-        """Return what the file may say, what it says now last, and what interval it asks for.
-
-        A lease may be granted by the file that was replaced a moment before its line was written.
-        """
-        before = known.before
-        if before is not None and line.t - known.current.t < _REPLACED:
-            ruled, asked = self._by_file(state, before, line, verdict, target)
-            if _Said(verdict, line.reason, line.line, line.text) in ruled:
+        self, state: ChainState, known: KnownFile, line: Judged, said: _Said, target: Target
+    ) -> _Ruled:
+        # A lease may be granted by the file that was replaced a moment before its line was written.
+        if known.before is not None and line.t - known.current.t < _REPLACED:
+            ruled, asked = self._by_file(state, known.before, line, target)
+            if said in ruled:
                 return ruled, asked
-        return self._by_file(state, known, line, verdict, target)
+        return self._by_file(state, known, line, target)
 
     def _by_override(self, state: ChainState, host: str, line: Judged) -> list[_Said] | None:
         """Return what the operator's override says; None if the file decides."""
@@ -344,17 +332,13 @@ class DecisionCheck:
             moments.insert(0, line.t - _MOMENT)
         found = [state.override_of(host, at) for at in moments]
         said = [one.rule.get("robots") for one in found if one is not None and one.rule is not None]
-        ruled = [_Said(Verdict(one), Reason.OPERATOR) for one in said if one in ("allow", "deny")]
+        ruled = [_Said(one, Reason.OPERATOR) for one in said if one in ("allow", "deny")]
         return ruled or None
 
-    def _by_file(
-        self, state: ChainState, known: KnownFile, line: Judged, verdict: Verdict, target: Target
-    ) -> tuple[list[_Said], float | None]:
-        """Return what the file may say, what it says now last, and what interval it asks for."""
+    def _by_file(self, state: ChainState, known: KnownFile, line: Judged, target: Target) -> _Ruled:
         row, good = Outcome.named(known.current.outcome).row, known.good
         if good is known.current:
-            ruled, asked = self._by_text(state, good, line, verdict, target)
-            return [ruled], asked
+            return self._by_text(state, good, line, target)
         # The gate may count the time without a network as no time: it may defer for longer.
         failed = _Said(row.verdict or Verdict.DEFER, row.reason)
         since = known.current.since
@@ -365,27 +349,28 @@ class DecisionCheck:
         if row.lapses and fallback is Fallback.ALLOW_ALL:
             return [failed, _Said(Verdict.ALLOW, Reason.LONG_UNREACHABLE)], None
         if row.lapses and fallback is Fallback.LAST_GOOD and good is not None:
-            ruled, asked = self._by_text(state, good, line, verdict, target)
-            return [failed, ruled], asked
+            ruled, asked = self._by_text(state, good, line, target)
+            return [failed, *ruled], asked
         return [failed], None
 
-    def _by_text(
-        self, state: ChainState, good: RobotsLine, line: Judged, verdict: Verdict, target: Target
-    ) -> tuple[_Said, float | None]:
+    def _by_text(self, state: ChainState, good: RobotsLine, line: Judged, target: Target) -> _Ruled:
         row: OutcomeRow = Outcome.named(good.outcome).row
         if row.verdict is not None:
             text = None if line.text is None else good.text  # an empty file, or what is no file
-            return _Said(row.verdict, row.reason, text=text), None
+            return [_Said(row.verdict, row.reason, text=text)], None
         policy, asked = self._policy(state, good.text or _NO_TEXT, line.agent)
         moments: Sequence[datetime] = (line.t,)
-        if verdict is Verdict.DEFER:  # the gate asks for the moment at which a request arrives, too
+        if (
+            line.verdict == Verdict.DEFER
+        ):  # the gate asks for the moment at which a request arrives, too
             moments = (line.t - _MOMENT, line.t, line.t + _MOMENT)
         walls = [at.timestamp() for at in moments] if policy.timed else ()
         ruled = rule_on(policy, target.path, target.origin, row.reason, walls)
         if policy.request_rates:
             rates = [policy.interval(at) for at in (line.t - _MOMENT, line.t, line.t + _MOMENT)]
             asked = None if None in rates else min(rate for rate in rates if rate is not None)
-        return _Said.of(ruled, good.text), asked
+        by = None if ruled.rule is None else ruled.rule.line
+        return [_Said(ruled.verdict, ruled.reason, by, good.text)], asked
 
     def _not_whole(self, state: ChainState, line: Judged, target: Target, ruled: _Said) -> bool:
         """Return True if what the record leaves out of a URL may decide."""
@@ -408,15 +393,10 @@ class DecisionCheck:
 class _Said(NamedTuple):
     """What a decision says."""
 
-    verdict: Verdict
+    verdict: str
     reason: str | None
     line: int | None = None
     text: str | None = None
-
-    @classmethod
-    def of(cls, ruling: PathRuling, text: str | None) -> _Said:
-        line = None if ruling.rule is None else ruling.rule.line
-        return cls(ruling.verdict, ruling.reason, line, text)
 
     def __str__(self) -> str:
         line = "" if self.line is None else f", line {self.line}"
@@ -424,6 +404,8 @@ class _Said(NamedTuple):
         return f"{self.verdict} ({printable(str(self.reason), 60)}{line}{text})"
 
 
+_Ruled = tuple[list[_Said], float | None]
+"""What a file may say, what it says now last, and what interval it asks for."""
 _ANY_TIME: Final = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 _NO_TEXT: Final = digest_of(b"")
 

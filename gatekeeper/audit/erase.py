@@ -273,22 +273,17 @@ def _replace(segment: _Segment) -> None:
                 return  # a torn line, which is no part of the chain
             if octets is None:
                 raise ConfigError(f"{segment.path}: a line is too long to be kept: see `verify`")
-            n = 0
             with suppress(BadLine):
-                n = read_line(octets).n
-            if n > last:
-                first, last = next(spans, (1, 0))
-            yield (_placeholder(octets, digest) if first <= n <= last else octets) + b"\n"
+                line = read_line(octets)
+                if line.n > last:
+                    first, last = next(spans, (1, 0))
+                if first <= line.n <= last:
+                    left = f'"n":{line.n},"prev":"{line.prev}","kind":"erased","digest":"{digest}"'
+                    octets = f'{{"v":{VERSION},{left}}}'.encode()  # noqa: PLW2901
+            yield octets + b"\n"
 
     index_path(segment.path).unlink(missing_ok=True)
     write_segment(segment.path, copied())
-
-
-def _placeholder(octets: bytes, digest: str) -> bytes:
-    line = read_line(octets)
-    return (
-        f'{{"v":{VERSION},"n":{line.n},"prev":"{line.prev}","kind":"erased","digest":"{digest}"}}'
-    ).encode()
 
 
 def lines_of(report: ErasureReport) -> Iterator[str]:

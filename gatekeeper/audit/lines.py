@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
@@ -110,6 +110,8 @@ class ScopeInForce(msgspec.Struct, frozen=True, gc=False):
 class GrantLine(ChainLine, frozen=True, kw_only=True, tag="grant"):
     """The right to send one request, written before it is given."""
 
+    verdict: ClassVar[str] = "allow"
+    """As in `AnsweredLine`."""
     lease: str
     url: Address
     agent: str

@@ -7,6 +7,7 @@ The memory that it takes grows with the number of scopes and of open leases, not
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -98,20 +99,14 @@ class Pace:
         """Leases that sent no request."""
         self.without_outcome: int = 0
         """Leases that count from their grant."""
-        self.scopes: dict[str, ScopeLog] = {}
+        self.scopes: defaultdict[str, ScopeLog] = defaultdict(ScopeLog)
         self._open: dict[tuple[int, str], PendingLease] = {}
-
-    def _log(self, scope: str) -> ScopeLog:
-        log = self.scopes.get(scope)
-        if log is None:
-            log = self.scopes[scope] = ScopeLog()
-        return log
 
     # --- events ---------------------------------------------------------------------------------
 
     def grant(self, line: GrantLine, wall: float, chain: int, file: str) -> Differences:
         """Note a grant. Yield what is wrong with it."""
-        scopes = [(self._log(one.scope), one) for one in line.scopes]
+        scopes = [(self.scopes[one.scope], one) for one in line.scopes]
         holds = []
         for log, one in scopes:
             lifted = line.robots and log.block_reason == _NAME_IS_GONE
@@ -152,7 +147,7 @@ class Pace:
 
     def block(self, line: BlockLine, wall: float, chain: int) -> None:
         """Note a block, or that it is lifted."""
-        log = self._log(line.scope)
+        log = self.scopes[line.scope]
         until = wall if line.until is None else line.until.timestamp()
         if until <= wall:
             log.blocked_until = 0.0
@@ -162,7 +157,7 @@ class Pace:
 
     def pause(self, line: PauseLine, wall: float, chain: int) -> None:
         """Note a pause, or its end."""
-        log = self._log(line.scope)
+        log = self.scopes[line.scope]
         log.paused_since, log.paused_by = _INF if line.ended else wall, chain
 
     # --- the checks -----------------------------------------------------------------------------

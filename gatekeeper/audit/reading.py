@@ -216,6 +216,25 @@ def moment_text(at: datetime) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
+class ChainSummary(msgspec.Struct, kw_only=True):
+    """Where the protection of one chain ends."""
+
+    folder: str
+    chain: str
+    lines: int = 0
+    sealed: int = 0
+    """`n` of the last seal that is as it has to be; 0: none."""
+    sealed_at: str | None = None
+    key: str | None = None
+    """The key that signed that seal."""
+    behind: int = 0
+    """Lines behind it."""
+    torn: bool = False
+    """The last line was not written to its end, which ends the chain."""
+    ended: bool = False
+    """The process closed it."""
+
+
 class ChainReader:
     """Reads one chain. What does not fit is reported, and reading goes on behind it.
 
@@ -231,19 +250,13 @@ class ChainReader:
         self.files: ChainFiles = files
         self.wanted: dict[int, str] = {}
         """Digests of lines, by `n`, that starts of other chains name."""
-        self.count: int = 0
+        self.summary: ChainSummary = ChainSummary(folder=str(files.folder), chain=files.name)
         self.placeholders: dict[str, list[list[int]]] = {}
         """First and last `n` of erased lines that stand together, by the segment."""
         self.seals: int = 0
         self.kept_seals: int = 0
-        self.sealed: SealLine | None = None
-        """The last seal that is as it has to be."""
         self.last: int = 0
         """`n` of the last line."""
-        self.torn: bool = False
-        """Its last line was not written to its end."""
-        self.ended: bool = False
-        """It has a line `end`: the process closed it."""
         self.wall: float = files.started
         """Seconds since 1970 of the last line."""
         self._report = report
@@ -274,6 +287,7 @@ class ChainReader:
                 self._read_kept_seal(seals[number], is_last=number == numbers[-1])
         for n in sorted(n for n in self.wanted if n > self.last):
             self._differ(f"line {n}, which a later start names, is missing: the tail is removed", n)
+        self.summary.behind = self.last - self.summary.sealed
         yield ChainEntry(self.wall, self.number, None, self._file)
 
     def _segment(self, number: int, *, is_last: bool) -> Iterator[ChainEntry]:
@@ -284,7 +298,7 @@ class ChainReader:
             for octets, digest, whole in raw_lines(path):
                 n = self.last + 1
                 if not whole:
-                    self.torn = is_last
+                    self.summary.torn = is_last
                     if not is_last:
                         self._differ("it is cut off, but not the last one of its chain", n)
                     break
@@ -303,7 +317,7 @@ class ChainReader:
                         sealed = True
                         self._check_seal(line, first)
                     elif isinstance(line, EndLine):
-                        self.ended = True
+                        self.summary.ended = True
                 yield ChainEntry(self.wall, self.number, line, file)
         except FileNotFoundError:  # `audit.keep` removed it since it was listed
             seal = self.files.folder / str(SegmentName(self.files.name, number, SEAL))
@@ -328,7 +342,7 @@ class ChainReader:
     def _line(self, octets: bytes | None, digest: str) -> Line | None:
         """Read the next line, and check that it follows; None if it can't be read."""
         n, prev = self.last + 1, self._prev
-        self.count += 1
+        self.summary.lines += 1
         try:
             if octets is None:
                 raise BadLine(f"longer than {MAX_LINE:,} octets")
@@ -391,7 +405,8 @@ class ChainReader:
         if wrong:
             self._differ(wrong, line.n, "seal")
         else:
-            self.sealed = line
+            summary = self.summary
+            summary.sealed, summary.sealed_at, summary.key = line.n, moment_text(line.t), line.key
 
     def _differ(self, text: str, n: int = 0, what: str = "chain") -> None:
         self._report(AuditDifference(what, self._file, n, text))

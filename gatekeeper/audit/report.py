@@ -8,11 +8,10 @@ shows the busiest ones, and the sum of the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from cachetools import FIFOCache
 
 from gatekeeper.audit.lines import (
     AnsweredLine,
@@ -24,11 +23,9 @@ from gatekeeper.audit.lines import (
     RobotsLine,
     StartLine,
 )
-from gatekeeper.audit.pace import TOLERANCE
 from gatekeeper.audit.reading import ChainEntry, host_of_line, moment_text
 from gatekeeper.audit.verify import Verification, VerifyReport
 from gatekeeper.clock import utc
-from gatekeeper.signing import PublicKey
 
 MAX_HOSTS: Final = 200
 """Hosts that a report shows."""
@@ -36,7 +33,10 @@ MAX_ROWS: Final = 200
 """Rows of every other table."""
 _MAX_BARS: Final = 120
 """Points in time of the chart. They move apart when a record is longer."""
+_MAX_SPANS: Final = 1_000
+"""Spans of its events that are counted before they are made longer."""
 _MAX_TEXT: Final = 300
+_MOST_LEASES: Final = 100_000
 _OTHERS: Final = "others"
 _DEEPEST: Final = 20
 """Objects within objects that are shown."""
@@ -109,36 +109,33 @@ class TimeSeries:
 
     def __init__(self) -> None:
         self.seconds: int = 60
-        self.spans: dict[int, list[int]] = {}
+        self._counts: Counter[tuple[int, int]] = Counter()
+        """By the number of the span, and the kind of the events."""
 
     def add(self, wall: float, which: int) -> None:
         """Count one event of a kind, 0 or 1."""
-        number = int(wall // self.seconds)
-        span = self.spans.get(number)
-        if span is None:
-            span = self.spans[number] = [0, 0]
-            self._make_room()
-            span = self.spans[int(wall // self.seconds)]
-        span[which] += 1
+        self._counts[int(wall // self.seconds), which] += 1
+        if len(self._counts) > _MAX_SPANS:
+            self._lengthen()
 
-    def _make_room(self) -> None:
-        while max(self.spans) - min(self.spans) >= _MAX_BARS:
+    def _lengthen(self) -> None:
+        """Double the length of the spans until there are few."""
+        while max(self._counts)[0] - min(self._counts)[0] >= _MAX_BARS:
             self.seconds *= 2
-            old, self.spans = self.spans, {}
-            for number, counts in old.items():
-                new = self.spans.setdefault(number // 2, [0, 0])
-                new[0] += counts[0]
-                new[1] += counts[1]
+            shorter, self._counts = self._counts, Counter()
+            for (number, which), count in shorter.items():
+                self._counts[number // 2, which] += count
 
     def rows(self) -> list[tuple[str, int, int]]:
         """Return each span with its begin and counts, those without events included."""
-        if not self.spans:
+        if not self._counts:
             return []
-        found = []
-        for number in range(min(self.spans), max(self.spans) + 1):
-            one, two = self.spans.get(number, (0, 0))
-            found.append((moment_text(utc(number * self.seconds)), one, two))
-        return found
+        self._lengthen()
+        numbers = range(min(self._counts)[0], max(self._counts)[0] + 1)
+        return [
+            (moment_text(utc(one * self.seconds)), self._counts[one, 0], self._counts[one, 1])
+            for one in numbers
+        ]
 
 
 def _count(counts: dict[str, int], key: str) -> None:
@@ -153,8 +150,8 @@ class _Sums:
     def __init__(self, report: AuditReport) -> None:
         self.report = report
         self.hosts: dict[str, HostRow] = {}
-        self.leases: dict[tuple[int, str], str] = {}
-        """The hosts of open leases."""
+        self.leases: FIFOCache[tuple[int, str], str] = FIFOCache(_MOST_LEASES)
+        """The hosts of open leases. Those of processes that were killed stay for some time."""
         self.series = TimeSeries()
         self.agents: dict[str, int] = {}
         self.versions: dict[str, int] = {}
@@ -162,10 +159,7 @@ class _Sums:
 
     def row(self, host: str) -> HostRow:
         """Return the row of a host."""
-        row = self.hosts.get(host)
-        if row is None:
-            row = self.hosts[host] = HostRow(host)
-        return row
+        return self.hosts.setdefault(host, HostRow(host))
 
     def see(self, entry: ChainEntry, line: Line) -> None:
         """Count one line."""
@@ -200,8 +194,6 @@ class _Sums:
             row.asked = line.scopes[0].source
         self.series.add(entry.wall, 0)
         self.leases[entry.chain, line.lease] = host
-        if len(self.leases) > 100_000:  # of processes that were killed
-            del self.leases[next(iter(self.leases))]
 
     def _outcome(self, entry: ChainEntry, line: OutcomeLine) -> None:
         host = self.leases.pop((entry.chain, line.lease), None)
@@ -234,9 +226,8 @@ class _Sums:
         if line.ended or len(self.report.overrides) >= MAX_ROWS:
             return
         until = None if line.until is None else moment_text(line.until)
-        row = OverrideRow(
-            line.match, line.by, line.reason, at, until, what_it_sets(line)[:_MAX_TEXT]
-        )
+        sets = what_it_sets(line)[:_MAX_TEXT]
+        row = OverrideRow(line.match, line.by, line.reason, at, until, sets)
         self.report.overrides.append(row)
         self.in_force[entry.chain, line.match] = row
 
@@ -261,15 +252,8 @@ def _words(value: Any, depth: int = 0) -> str:
     return "yes" if value is True else "no" if value is False else str(value)
 
 
-def report_of(
-    folders: Sequence[Path],
-    *,
-    version: str,
-    keys: Sequence[PublicKey] = (),
-    tolerance: float = TOLERANCE,
-) -> AuditReport:
-    """Verify the records in the folders, and sum them up. The arguments are those of `verify`."""
-    verification = Verification(list(folders), version, keys, tolerance)
+def report_of(verification: Verification) -> AuditReport:
+    """Run a verification, and sum up what it reads."""
     report = AuditReport(verified=verification.result)
     sums = _Sums(report)
     verification.run(sums.see)
@@ -281,14 +265,9 @@ def report_of(
     report.user_agents, report.versions = sorted(sums.agents), sorted(sums.versions)
     report.hosts, report.other_hosts = rows[:MAX_HOSTS], max(0, len(rows) - MAX_HOSTS)
     for name in ("allowed", "refused", "statuses", "files", "signals"):
-        counts = Counter(getattr(report, name))
-        setattr(report, name, dict(counts.most_common()))
-    report.interval, report.times = float(sums.series.seconds), sums.series.rows()
-    for row in rows[MAX_HOSTS:]:
-        _add_row(report.others, row)
-    return report
-
-
-def _add_row(total: HostRow, row: HostRow) -> None:
+        setattr(report, name, dict(Counter(getattr(report, name)).most_common()))
+    report.times = sums.series.rows()
+    report.interval = float(sums.series.seconds)
     for name in ("requests", "robots", "refused", "failed", "bytes", "blocks"):
-        setattr(total, name, getattr(total, name) + getattr(row, name))
+        setattr(report.others, name, sum(getattr(row, name) for row in rows[MAX_HOSTS:]))
+    return report

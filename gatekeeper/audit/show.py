@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from cachetools import FIFOCache
 
 from gatekeeper.audit.chain import MAX_TEXT, recorded_url
 from gatekeeper.audit.decisions import ChainState, WrongText
@@ -46,53 +47,41 @@ class ShownLine(msgspec.Struct, frozen=True):
     """The line itself."""
 
 
-class AskedFor:
-    """What somebody asks about: a URL, a host, or the id of a lease or a decision."""
-
-    def __init__(self, what: str) -> None:
-        """A text with `://` is a URL."""
-        self.text: str = what
-        self.url: str | None = None
-        self.host: str | None = None
-        if "://" in what:
-            self.url = recorded_url(parse(what).url)
-        else:
-            with suppress(InvalidURL):  # the id of a lease is no host
-                self.host = host_asked_for(what).host
-
-
 class _Finder:
-    """Picks the lines of one chain that the question is about."""
+    """Picks the lines of one chain that are about a URL, a host, or the id of a lease or a
+    decision."""
 
-    def __init__(self, question: AskedFor, folder: Path) -> None:
-        self.question = question
+    def __init__(self, what: str, folder: Path) -> None:
+        """A text with `://` is a URL."""
+        self._what = what
+        self._url = recorded_url(parse(what).url) if "://" in what else None
+        self._host: str | None = None
+        with suppress(InvalidURL):  # the id of a lease is no host
+            self._host = None if self._url else host_asked_for(what).host
         self._state = ChainState(folder)
         self._salt = ""
-        self._leases: dict[str, None] = {}
+        self._leases: FIFOCache[str, bool] = FIFOCache(_MOST_LEASES)
 
     def concerns(self, line: Line) -> bool:
         """Return True if a line is about what was asked for."""
-        asked = self.question
         self._state.note(line)
         if isinstance(line, OutcomeLine):
-            return self._leases.pop(line.lease, 0) is None
-        found = asked.host is not None and host_of_line(line) == asked.host
+            return self._leases.pop(line.lease, False)
+        found = self._host is not None and host_of_line(line) == self._host
         match line:
             case StartLine():
                 self._salt = line.salt or ""
             case GrantLine() | AnsweredLine():
                 ids = line.decision, line.lease if isinstance(line, GrantLine) else None
-                found = found or asked.text in ids or self._is_url(line.url)
-            case RobotsLine() if asked.url is not None:
-                found = asked.url.startswith(line.origin + "/")
+                found = found or self._what in ids or self._is_url(line.url)
+            case RobotsLine() if self._url is not None:
+                found = self._url.startswith(line.origin + "/")
         if found and isinstance(line, GrantLine):
-            self._leases[line.lease] = None
-            if len(self._leases) > _MOST_LEASES:
-                del self._leases[next(iter(self._leases))]
+            self._leases[line.lease] = True
         return found
 
     def _is_url(self, written: str) -> bool:
-        asked, urls = self.question.url, self._state.urls
+        asked, urls = self._url, self._state.urls
         if asked is None:
             return False
         if urls == "digest":
@@ -199,9 +188,8 @@ def lines_about(folders: Sequence[Path], what: str) -> Iterator[ShownLine]:
     Raises InvalidURL for a text with `://` that is no URL, and ConfigError for a folder that can't
     be read or has no chain. Damage is passed over: see `verify`.
     """
-    question = AskedFor(what)
     readers = read_chains(folders, lambda _difference: None)
-    finders = [_Finder(question, one.files.folder) for one in readers]
+    finders = [_Finder(what, one.files.folder) for one in readers]
     for entry in merged(readers):
         line = entry.line
         finder = finders[entry.chain]

@@ -8,10 +8,8 @@ against the owner of the files.
 
 from __future__ import annotations
 
-import bisect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -35,6 +33,7 @@ from gatekeeper.audit.reading import (
     AuditDifference,
     ChainEntry,
     ChainReader,
+    ChainSummary,
     counted,
     merged,
     moment_text,
@@ -61,25 +60,6 @@ BOUNDARY = (
     "No record proves that nothing was sent past the gate, or that its clock was right.",
 )
 """What a verification proves, as it is printed with each result."""
-
-
-class ChainSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the protection of one chain ends."""
-
-    folder: str
-    chain: str
-    lines: int
-    sealed: int
-    """`n` of the last seal that is as it has to be; 0: none."""
-    sealed_at: str | None
-    key: str | None
-    """The key that signed that seal."""
-    behind: int
-    """Lines behind it."""
-    torn: bool
-    """The last line was not written to its end, which ends the chain."""
-    ended: bool
-    """The process closed it."""
 
 
 class VerifyReport(msgspec.Struct, kw_only=True):
@@ -157,7 +137,6 @@ class Verification:
             tolerance=tolerance,
             signatures_checked=bool(keys),
         )
-        self.version: str = version
         self.readers: list[ChainReader] = read_chains(folders, self.add, keys=keys)
         self.states: list[ChainState] = [
             ChainState(one.files.folder, partial=1 not in one.files.segments)
@@ -183,22 +162,20 @@ class Verification:
     def run(self, observe: Callable[[ChainEntry, Line], object] | None = None) -> VerifyReport:
         """Read everything, and return the result. `observe` is called with each line."""
         result, kinds = self.result, Counter[str]()
-        first = last = None
+        last = 0.0
         for entry in merged(self.readers):
             line = entry.line
             if line is None:
                 self.add(*self.pace.end(entry.chain))
                 self.states[entry.chain] = ChainState(Path())  # its lines are not needed any more
                 continue
-            if first is None:
-                first = entry.wall
+            result.first = result.first or moment_text(utc(entry.wall))
             last = entry.wall
             kinds[type(line).__struct_config__.tag] += 1  # type: ignore[index]
             self.look(entry, line)
             if observe is not None:
                 observe(entry, line)
-        if first is not None and last is not None:
-            result.first, result.last = moment_text(utc(first)), moment_text(utc(last))
+        result.last = result.first and moment_text(utc(last))
         result.kinds = dict(kinds)
         self.compare_erasures()
         self.sum_up()
@@ -258,7 +235,7 @@ class Verification:
 
     def by_other(self, state: ChainState) -> bool:
         """Return True if another version of the parser decided, or it is not known which one."""
-        return state.partial if state.version is None else state.version != self.version
+        return state.partial if state.version is None else state.version != self.result.version
 
     def differ_by_text(self, what: str, entry: ChainEntry, state: ChainState, text: str) -> None:
         """Report how a line differs from what its file says; only note it if another version of
@@ -313,31 +290,29 @@ class Verification:
             for segment, spans in reader.placeholders.items():
                 self.result.erased += sum(last - first + 1 for first, last in spans)
                 said = self.erasures.get((reader.files.folder, segment), ())
-                named = sorted((first, last) for first, last, *by in said if self.is_signed(*by))
-                joined: list[list[int]] = []
-                for first, last in named:
-                    if joined and first <= joined[-1][1] + 1:
-                        joined[-1][1] = max(joined[-1][1], last)
-                    else:
-                        joined.append([first, last])
+                named = deque(sorted(one[:2] for one in said if self.is_signed(*one[2:])))
+                n = 1  # the first line that is not known to be named
                 for first, last in spans:
-                    if n := _not_in(joined, first, last):
+                    n = max(n, first)
+                    while named and named[0][0] <= n:
+                        n = max(n, named.popleft()[1] + 1)
+                    if n <= last:
                         text = "it was erased, but no erasure that holds names it"
                         name = str(reader.files.folder / segment)
                         self.add(AuditDifference("erasure", name, n, text))
 
     def is_signed(self, chain: int, n: int) -> bool:
         """Return True if a line stands before a good seal of its chain, or no seal has to be."""
-        seal = self.readers[chain].sealed
-        return not self.result.signatures_checked or (seal is not None and n < seal.n)
+        return not self.result.signatures_checked or n < self.readers[chain].summary.sealed
 
     # --- the result -----------------------------------------------------------------------------
 
     def sum_up(self) -> None:
         """Fill in the result from what the parts have counted."""
         result, pace = self.result, self.pace
-        result.lines = sum(one.count for one in self.readers)
-        result.texts = self.decisions.texts
+        result.chains = [one.summary for one in self.readers]
+        result.lines = sum(one.lines for one in result.chains)
+        result.texts = len(self.decisions.texts)
         result.decisions = self.decisions.checked
         result.decisions_not_checked = dict(self.decisions.not_checked)
         result.requests, result.unused_leases = pace.requests, pace.unused
@@ -345,7 +320,6 @@ class Verification:
         result.scopes = len(pace.scopes)
         result.seals = sum(one.seals for one in self.readers)
         result.removed_segments = sum(one.kept_seals for one in self.readers)
-        result.chains = [_summary(one) for one in self.readers]
 
 
 def _is_removed(difference: AuditDifference) -> bool:
@@ -357,32 +331,6 @@ def _is_removed(difference: AuditDifference) -> bool:
         return False
     forms = (path.with_name(str(name._replace(suffix=one))) for one in (OPEN, CLOSED, SEAL))
     return [one.exists() for one in forms] == [False, False, True]
-
-
-def _not_in(spans: list[list[int]], first: int, last: int) -> int:
-    """Return the first number from `first` to `last` that no span has; 0 if they have all.
-
-    `spans` are sorted, and do not touch.
-    """
-    at = bisect.bisect_right(spans, first, key=itemgetter(0)) - 1
-    if at >= 0 and spans[at][1] >= first:
-        first = spans[at][1] + 1
-    return first if first <= last else 0
-
-
-def _summary(reader: ChainReader) -> ChainSummary:
-    seal = reader.sealed
-    return ChainSummary(
-        folder=str(reader.files.folder),
-        chain=reader.files.name,
-        lines=reader.count,
-        sealed=0 if seal is None else seal.n,
-        sealed_at=None if seal is None else moment_text(seal.t),
-        key=None if seal is None else seal.key,
-        behind=reader.last - (0 if seal is None else seal.n),
-        torn=reader.torn,
-        ended=reader.ended,
-    )
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gatekeeper import __version__
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, needs_extra
@@ -116,7 +116,7 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]  # `help check` as `check --help`
-    parser = _parser(argv)
+    parser = _parser([word for word in argv if word in COMMANDS][:1])
     if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
         hint = did_you_mean(argv[0], COMMANDS, otherwise="")
         parser.error(f"there is no command {argv[0]!r}; `{NAME} --help` lists all{hint}")
@@ -163,49 +163,42 @@ class _Completion(argparse.Action):
         with needs_extra("cli", "--completion"):
             import shtab  # noqa: PLC0415 - an extra
 
-        class Completed(argparse.Action):
-            """An argument with a value, in a parser that parses nothing."""
-
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **options)
-                if _NAMES_FILE(str(self.metavar)):
-                    self.complete = shtab.FILE
-
-        def prepare(command: argparse.ArgumentParser) -> None:
-            command.register("action", None, Completed)
-            command.register("action", "append", Completed)
-
-        print(shtab.complete(_parser((), prepare), values))
+        CommandParser.files = shtab.FILE
+        print(shtab.complete(_parser(COMMANDS), values))
         parser.exit()
 
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command."""
 
+    files: ClassVar[Any] = None
+    """How an argument that names a file is marked while a script that completes calls is made."""
+
     def option(self, form: str, text: str, *, to: Any = None, **more: Any) -> None:
-        """Add an option in the form of the usage message, with its help. `to`: a group.
+        """Add an argument in the form of the usage message, with its help. `to`: a group.
 
         "-o --output DIR" has a value, "--ignore CODE..." is repeatable, and "--strict" is a switch.
+        "old OLD" is no option, and has to be given; of "urls URL..." there is at least one. One
+        that is a setting has its dotted name as `dest`.
         """
-        names = form.split()
-        metavar = None if names[-1].startswith("-") else names.pop()
-        if metavar is None:
+        *names, metavar = form.split()
+        if metavar.startswith("-"):
+            names.append(metavar)
             more["action"] = "store_true"
-        elif metavar.endswith("..."):
+        elif metavar.endswith("...") and form.startswith("-"):
             more |= {"metavar": metavar.removesuffix("..."), "action": "append", "default": []}
+        elif metavar.endswith("..."):
+            more |= {"metavar": metavar.removesuffix("..."), "nargs": "+"}
         else:
             more["metavar"] = metavar
-        (to or self).add_argument(*names, help=text, **more)
+        added: Any = (to or self).add_argument(*names, help=text, **more)
+        if self.files is not None and _NAMES_FILE(metavar):
+            added.complete = self.files
 
 
-def _parser(
-    argv: Sequence[str], prepare: Callable[[argparse.ArgumentParser], object] | None = None
-) -> argparse.ArgumentParser:
-    """Return the parser for a call. Only the module of the command that it names is imported.
-
-    With `prepare`, which is called with the parser of each command first, it has the arguments of
-    all of them.
-    """
+def _parser(called: Collection[str]) -> argparse.ArgumentParser:
+    """Return the parser, with the arguments of those commands that are called: only their modules
+    are imported."""
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Ask a site's robots.txt first, then wait until the host is due.",
@@ -223,14 +216,11 @@ def _parser(
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=CommandParser
     )
-    chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
             name, help=summary, description=summary[0].upper() + summary[1:] + "."
         )
-        if prepare is not None:
-            prepare(command)
-        if prepare is not None or name == chosen:
+        if name in called:
             module = importlib.import_module(f"gatekeeper.cli.{name}")
             command.epilog = f"example: {module.EXAMPLE}"
             command.set_defaults(run=module.run, parser=command)
@@ -293,36 +283,25 @@ def refuse_taken(host: str, port: int) -> None:
         probe.bind((host, port))
 
 
-def load(args: argparse.Namespace, **flags: Any) -> Settings:
-    """Return the effective settings for a call.
+def load(args: argparse.Namespace) -> Settings:
+    """Return the effective settings for a call. Arguments with a dotted name are settings.
 
-    `flags` are settings by their dotted name, written as `server__port`; None: not given.
+    A configured `socket` gives way to --host or --port. Raises ConfigError if --socket is given as
+    well: only one of the two can be meant.
     """
     from gatekeeper.cli.settings import Settings, suggest  # noqa: PLC0415 - not needed by `--help`
 
-    dotted = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
-    if args.user_agent is not None:
-        dotted["user_agent"] = args.user_agent
-    settings = Settings.load(
-        args.config, flags=dotted | _socket_override(args), allow=tuple(args.allow_address)
-    )
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    flags = {name: value for name, value in given.items() if "." in name or name == "user_agent"}
+    if not flags.keys().isdisjoint({"server.host", "server.port"}):
+        if "server.socket" in flags:
+            raise ConfigError("--socket replaces --host and --port: give one or the other")
+        flags["server.socket"] = None
+    settings = Settings.load(args.config, flags=flags, allow=tuple(args.allow_address))
     args.settings = settings  # lets `main` name the source of a setting in an error message
     for variable in settings.ignored:
         print(f"{NAME}: ignored {variable}: no such setting{suggest(variable)}", file=sys.stderr)
     return settings
-
-
-def _socket_override(args: argparse.Namespace) -> dict[str, None]:
-    """Return the flag that removes a configured `socket` if --host or --port is given.
-
-    Raises ConfigError if --socket is given as well: only one of the two can be meant.
-    """
-    port = getattr(args, "port", None)
-    if getattr(args, "host", None) is None and port is None:
-        return {}
-    if getattr(args, "socket", None) is not None:
-        raise ConfigError("--socket replaces --host and --port: give one or the other")
-    return {"server.socket": None}
 
 
 def check_folder(settings: Settings) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gatekeeper import __version__
-from gatekeeper.cli import load, number_type
+from gatekeeper.cli import CommandParser, load, number_type
 from gatekeeper.signing import read_public, read_signing_key
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
 EXAMPLE = f"{NAME} audit verify /var/lib/gatekeeper/audit --key bot.pub.pem"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `audit`."""
     parser.add_argument(
         "action",
@@ -25,30 +25,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "host, a lease or a decision; report: one page for people; erase: replace the lines of a "
         "host by their digests",
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder of the record (audit.folder)")
-    parser.add_argument(
-        "more",
-        nargs="*",
-        default=(),
-        metavar="DIR|WHAT",
-        help="verify, report: the folders of a fleet's other members; show: a URL, a host, or the "
+    parser.option("folder DIR", "the folder of the record (audit.folder)")
+    parser.option(
+        "more DIR|WHAT",
+        "verify, report: the folders of a fleet's other members; show: a URL, a host, or the "
         "id of a lease or a decision; erase: a host",
+        nargs="*",
+        default=(),  # else it would be required
     )
-    parser.add_argument(
-        "--key",
-        metavar="FILE",
-        action="append",
-        help="verify, report: every seal has to be signed with this key, in PEM (repeatable)",
+    parser.option(
+        "--key FILE...",
+        "verify, report: every seal has to be signed with this key, in PEM (repeatable)",
     )
-    parser.add_argument(
-        "--tolerance",
-        metavar="SECONDS",
+    parser.option(
+        "--tolerance SECONDS",
+        "verify, report: how far the clocks of two processes may differ (default: 0.1)",
         type=number_type(float, "a number of seconds, 0 or more", lambda number: 0 <= number < 1e9),
-        help="verify, report: how far the clocks of two processes may differ (default: 0.1)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="report: the file to write")
-    parser.add_argument("--by", metavar="NAME", help="erase: who erases")
-    parser.add_argument("--reason", metavar="TEXT", help="erase: why")
+    parser.option("-o --output FILE", "report: the file to write")
+    parser.option("--by NAME", "erase: who erases")
+    parser.option("--reason TEXT", "erase: why")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action in ("show", "erase") and len(args.more) != 1:
         args.parser.error(f"`{args.action}` needs a folder and one {_WHAT[args.action]}")
     for name, actions in _ONLY.items():
-        if args.action not in actions and getattr(args, name) is not None:
+        if args.action not in actions and getattr(args, name) not in (None, []):
             where = " and ".join(f"`{one}`" for one in actions)
             args.parser.error(f"`{args.action}` has no --{name}: it is for {where}")
     if args.action == "erase" and not (args.by and args.reason):
@@ -79,7 +75,7 @@ _ONLY = {
 
 def _checks(args: argparse.Namespace) -> dict[str, Any]:
     folders = [Path(one) for one in (args.folder, *args.more)]
-    keys = [read_public(one) for one in args.key or ()]
+    keys = [read_public(one) for one in args.key]
     tolerance = 0.1 if args.tolerance is None else args.tolerance
     return {"folders": folders, "version": __version__, "keys": keys, "tolerance": tolerance}
 
@@ -115,15 +111,12 @@ def _show(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     from gatekeeper.audit.report import report_of  # noqa: PLC0415
+    from gatekeeper.audit.verify import Verification  # noqa: PLC0415
     from gatekeeper.sidecar.pages.audit_report import report_page  # noqa: PLC0415
-    from gatekeeper.sites.texts import replace_file  # noqa: PLC0415
+    from gatekeeper.sites.texts import write_output  # noqa: PLC0415
 
-    report = report_of(**_checks(args))
-    text = json_text(report) + "\n" if args.json else report_page(report)
-    if args.output is not None:
-        replace_file(Path(args.output), text.encode())
-    else:
-        print(text, end="")
+    report = report_of(Verification(**_checks(args)))
+    write_output(args.output, json_text(report) + "\n" if args.json else report_page(report))
     return OK if report.verified.ok else DENIED
 
 

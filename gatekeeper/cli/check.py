@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper import terminal
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.client.wire import Timing
 from gatekeeper.decision import Decision, Reason, Verdict
@@ -35,14 +35,9 @@ class CheckedURL(msgspec.Struct, frozen=True, kw_only=True):
 EXAMPLE = f"{NAME} check https://example.org/a https://example.org/b"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument(
-        "urls",
-        nargs="+",
-        metavar="URL",
-        help="an http or https URL; `-` reads standard input, one per line",
-    )
+    parser.option("urls URL...", "an http or https URL; `-` reads standard input, one per line")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,10 +63,8 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)
             if decision.reason is Reason.INVALID_URL:
-                problem = (
-                    f"{quoted(decision.url)}: {decision.note}{terminal.url_hint(decision.url)}"
-                )
-                print(f"{NAME} check: {problem}", file=sys.stderr)
+                problem = f"{decision.note}{terminal.url_hint(decision.url)}"
+                print(f"{NAME} check: {quoted(decision.url)}: {problem}", file=sys.stderr)
                 code = USAGE
             elif not decision:
                 code = max(code, DENIED)

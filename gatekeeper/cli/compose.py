@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.robots import Fragment, compose
-from gatekeeper.sites.texts import is_url, read_text, replace_file
+from gatekeeper.sites.texts import is_url, read_text, write_output
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr
 from gatekeeper.urls import printable
 
@@ -17,11 +17,9 @@ EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `compose`."""
-    parser.add_argument(
-        "fragments",
-        nargs="+",
-        metavar="FRAGMENT",
-        help="a file; `# compose: owner=NAME prefix=/x/` at its start limits it to these paths",
+    parser.option(
+        "fragments FRAGMENT...",
+        "a file; `# compose: owner=NAME prefix=/x/` at its start limits it to these paths",
     )
     parser.option("-o --output FILE", "output file (default: stdout)")
 
@@ -43,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{printable(problem.message, 1_000)} [{problem.code}]", file=sys.stderr)
     if composed.text is None:
         return DENIED
-    if args.output is not None:
-        replace_file(Path(args.output), composed.text.encode())
-    elif not args.json:
+    if args.output is not None or not args.json:
         # A robots.txt is UTF-8 (RFC 9309 section 2.2), whatever the encoding of the terminal is.
-        sys.stdout.buffer.write(composed.text.encode())
+        write_output(args.output, composed.text)
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.robots import Change, Difference, Ruling, diff
+from gatekeeper.robots import Difference, Ruling, diff
 from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 
@@ -18,14 +18,10 @@ _SHOWN = 10
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `diff`."""
-    parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
-    parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
-    parser.add_argument(
-        "--agents",
-        metavar="NAME",
-        nargs="+",
-        help="product tokens (default: all that either file names, and * for the others)",
-    )
+    parser.option("old OLD", "a file, a URL, or - for stdin")
+    parser.option("new NEW", "a file, a URL, or - for stdin")
+    agents = "product tokens (default: all that either file names, and * for the others)"
+    parser.option("--agents NAME", agents, nargs="+")
     parser.option(
         "--urls FILE",
         "URLs or paths, one per line, to compare besides those derived from the rules; - is stdin",
@@ -55,7 +51,8 @@ def _print(old: str, new: str, difference: Difference) -> None:
         if change.agents != agents:
             agents = change.agents
             print(", ".join("everybody else" if agent == "*" else agent for agent in agents))
-        print("\n".join(_lines(old, new, change)))
+        rulings = _ruling("-", old, change.old), _ruling("+", new, change.new)
+        print(f"  {change.url}", *rulings, sep="\n")
     changed = len(difference.changes)
     print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
     if difference.complete:
@@ -67,10 +64,6 @@ def _print(old: str, new: str, difference: Difference) -> None:
         rest = ""
     if len(difference.unsearched) > _SHOWN:
         print("  and others")
-
-
-def _lines(old: str, new: str, change: Change) -> list[str]:
-    return [f"  {change.url}", _ruling("-", old, change.old), _ruling("+", new, change.new)]
 
 
 def _ruling(sign: str, name: str, ruling: Ruling) -> str:

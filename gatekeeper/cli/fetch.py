@@ -50,6 +50,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--audit FOLDER",
         "write the audit record there: each robots.txt, request and refusal",
         type=_path,
+        dest="audit.folder",
     )
     parser.option(
         "--retry-denied",
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.since is not None and not args.sitemap:
         raise ConfigError("--since is about --sitemap ORIGIN, which is missing")
-    settings = load(args, audit__folder=args.audit)
+    settings = load(args)
     warn_if_anonymous(settings)
     job = Job(
         identity=settings.identity(),

@@ -29,9 +29,10 @@ def add_arguments(parser: CommandParser) -> None:
         "waiting for members that may still be under way. Only if there are none",
     )
     parser.add_argument("url", metavar="URL", help="the Valkey or Redis, as in fleet.url")
-    parser.option("--namespace NAME", "the fleet's, if not as configured")
+    parser.option("--namespace NAME", "the fleet's, if not as configured", dest="fleet.namespace")
     parser.add_argument(
         "--sharded",
+        dest="fleet.sharded",
         action="store_const",
         const=True,
         help="for members with fleet.sharded = true, on a Valkey or Redis Cluster",
@@ -45,7 +46,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if the fleet has begun, 1 if the store has a fleet; 2 if it can't be used."""
-    settings = load(args, fleet__namespace=args.namespace, fleet__sharded=args.sharded)
+    settings = load(args)
     from gatekeeper.fleet.first_start import begin_fleet  # noqa: PLC0415 - not needed by `--help`
 
     config = msgspec.structs.replace(settings.config.fleet, url=args.url)

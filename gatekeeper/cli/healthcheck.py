@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if the sidecar answers 200, 1 if not."""
-    server = server_of(args)
+    server = load(args).config.server
     path = "/readyz" if args.ready else "/healthz"
     try:
         status, _ = get_from(server, path)
@@ -49,17 +49,10 @@ TIMEOUT = 2.0
 
 def add_address(parser: CommandParser) -> None:
     """Add --host, --port and --socket."""
-    parser.option("--host HOST", "its address, if not as configured")
-    parser.option("--port PORT", "its port, if not as configured", type=integer)
-    parser.option("--socket PATH", "its unix socket")
-
-
-def server_of(args: argparse.Namespace) -> ServerConfig:
-    """Return the settings of the sidecar that the arguments name. Raises ConfigError."""
-    settings = load(
-        args, server__host=args.host, server__port=args.port, server__socket=args.socket
-    )
-    return settings.config.server
+    option = parser.option
+    option("--host HOST", "its address, if not as configured", dest="server.host")
+    option("--port PORT", "its port, if not as configured", type=integer, dest="server.port")
+    option("--socket PATH", "its unix socket", dest="server.socket")
 
 
 def address_of(server: ServerConfig) -> str:

@@ -11,13 +11,14 @@ import difflib
 import itertools
 import sqlite3
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gatekeeper.cli import load
+from gatekeeper.cli import CommandParser, load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, schema
@@ -30,24 +31,18 @@ MAX_COMPARED = 4_000_000
 EXAMPLE = f"{NAME} history https://example.org --at 2026-11-20T12:00:00Z"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `history`."""
-    parser.add_argument("origin", metavar="ORIGIN", help="scheme and host, or any URL of the site")
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        type=_parse_time,
-        help="print the text as of this time (RFC 3339; UTC if no zone is given)",
-    )
-    parser.add_argument(
-        "--diff", action="store_true", help="show each change; with --at, the last one by that time"
-    )
-    parser.add_argument("--storage", metavar="PATH", help="the state file, if not as configured")
+    parser.option("origin ORIGIN", "scheme and host, or any URL of the site")
+    text_at = "print the text as of this time (RFC 3339; UTC if no zone is given)"
+    parser.option("--at TIME", text_at, type=_parse_time)
+    parser.option("--diff", "show each change; with --at, the last one by that time")
+    parser.option("--storage PATH", "the state file, if not as configured", dest="storage.path")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if there is a version to show, 1 if none is known (of that time)."""
-    settings = load(args, storage__path=args.storage)
+    settings = load(args)
     origin = parse(args.origin).origin
     path = _state_file(settings.config.storage.path)
     with closing(schema.open_to_read(path)) as connection, schema.explained(path):
@@ -81,7 +76,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace) -> int:
-    known = schema.history_of(connection, origin)
+    known, read = schema.history_of(connection, origin), partial(schema.text_of, connection)
     at = None if args.at is None else args.at.timestamp()
     versions = [one for one in known if at is None or one.first_seen <= at]
     if not versions:
@@ -96,11 +91,11 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
     if at is not None:
         versions = versions[-2 if args.diff else -1 :]
     if args.json:
-        _print_json(connection, origin, versions, at, diff=args.diff)
+        print(json_text({"origin": origin, "versions": _versions(read, versions, at, args.diff)}))
     elif args.diff:
-        _print_changes(connection, versions)
+        _print_changes(read, versions)
     elif at is not None:
-        _print_text(connection, versions[-1], at)
+        _print_text(read, versions[-1], at)
     else:
         plural = "" if len(versions) == 1 else "s"
         print(f"{origin}: {len(versions)} version{plural}, oldest first")
@@ -108,25 +103,25 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
     return OK
 
 
-def _print_json(
-    connection: sqlite3.Connection,
-    origin: str,
-    entries: Sequence[HistoryEntry],
-    at: float | None,
-    *,
-    diff: bool,
-) -> None:
-    """Print an origin and its versions, oldest first; with a time the last one, and its text."""
+_Read = Callable[[bytes], bytes | None]
+"""Returns the text with a digest."""
+
+
+def _versions(
+    read: _Read, entries: Sequence[HistoryEntry], at: float | None, diff: bool
+) -> list[dict[str, Any]]:
+    """Return what `--json` prints: the versions, oldest first; with a time the last, and its
+    text."""
     versions = [_version(entry) for entry in entries]
     if diff:
         for version, pair in zip(versions[1:], itertools.pairwise(entries), strict=True):
-            version["diff"] = "".join(_unified_diff(connection, *pair))
+            version["diff"] = "".join(_unified_diff(read, *pair))
     if at is not None:
-        body = schema.text_of(connection, entries[-1].body_hash)
+        body = read(entries[-1].body_hash)
         text = None if body is None else body.decode("utf-8", "replace")
         # Confirmed: seen both before and after that time.
-        versions = [versions[-1] | {"confirmed": at <= entries[-1].last_seen, "text": text}]
-    print(json_text({"origin": origin, "versions": versions}))
+        return [versions[-1] | {"confirmed": at <= entries[-1].last_seen, "text": text}]
+    return versions
 
 
 def _version(entry: HistoryEntry) -> dict[str, Any]:
@@ -141,11 +136,11 @@ def _version(entry: HistoryEntry) -> dict[str, Any]:
     }
 
 
-def _print_text(connection: sqlite3.Connection, entry: HistoryEntry, at: float) -> None:
+def _print_text(read: _Read, entry: HistoryEntry, at: float) -> None:
     """Print the description on stderr, and the unchanged bytes of the text on stdout."""
     confirmed = "" if at <= entry.last_seen else " (not fetched again before that time)"
     print(_line(entry) + confirmed, file=sys.stderr)
-    body = schema.text_of(connection, entry.body_hash)
+    body = read(entry.body_hash)
     if body is None:
         return
     if sys.stdout.isatty():
@@ -156,18 +151,16 @@ def _print_text(connection: sqlite3.Connection, entry: HistoryEntry, at: float) 
         sys.stdout.buffer.flush()
 
 
-def _print_changes(connection: sqlite3.Connection, entries: Sequence[HistoryEntry]) -> None:
+def _print_changes(read: _Read, entries: Sequence[HistoryEntry]) -> None:
     if len(entries) == 1:
         print(f"no earlier version to compare with: {_line(entries[0])}", file=sys.stderr)
     for before, after in itertools.pairwise(entries):
-        sys.stdout.writelines(_unified_diff(connection, before, after))
+        sys.stdout.writelines(_unified_diff(read, before, after))
 
 
-def _unified_diff(
-    connection: sqlite3.Connection, before: HistoryEntry, after: HistoryEntry
-) -> Iterable[str]:
+def _unified_diff(read: _Read, before: HistoryEntry, after: HistoryEntry) -> Iterable[str]:
     """Yield a unified diff; each line ends with a newline and is safe for a terminal."""
-    old, new = (_text_lines(connection, entry) for entry in (before, after))
+    old, new = (_text_lines(read(entry.body_hash)) for entry in (before, after))
     names = (f"last seen {_time(before.last_seen)}", f"first seen {_time(after.first_seen)}")
     if len(old) * len(new) > MAX_COMPARED:
         # The time to compare grows with the square of the lines, and faster for hostile texts.
@@ -178,8 +171,7 @@ def _unified_diff(
     yield from difflib.unified_diff(old, new, *names)
 
 
-def _text_lines(connection: sqlite3.Connection, entry: HistoryEntry) -> list[str]:
-    body = schema.text_of(connection, entry.body_hash)
+def _text_lines(body: bytes | None) -> list[str]:
     if body is None:
         return []
     text = body.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gatekeeper import signing
 from gatekeeper.cli import CommandParser, load
@@ -16,7 +15,7 @@ from gatekeeper.config import IdentityConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots import product_token
 from gatekeeper.sidecar.pages.html import Html, code, items, link, markup
-from gatekeeper.sites.texts import replace_file
+from gatekeeper.sites.texts import write_output
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} identity new bot.pem"
@@ -30,9 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="new: make a key; show: the identity that requests show; directory: the file of keys "
         f"to publish at {signing.DIRECTORY_PATH}; page: the page that its User-Agent links to",
     )
-    parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="new: the file to create (never overwritten)"
-    )
+    parser.option("file FILE", "new: the file to create (never overwritten)", nargs="?")
     parser.option("-o --output FILE", "output file (default: stdout)")
 
 
@@ -52,10 +49,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         warn_if_anonymous(settings)
         text = bot_page(settings)
-    if args.output is not None:
-        replace_file(Path(args.output), text.encode())
-    else:
-        print(text, end="")
+    write_output(args.output, text)
     return OK
 
 
@@ -87,16 +81,12 @@ def _show(settings: Settings, *, as_json: bool) -> int:
     keys = _published(config)
     signer = signing.Signer.of(config, SystemClock())
     example = signer.headers("GET", "https://example.org/") if signer is not None else {}
-    report: dict[str, Any] = {
-        "user_agent": settings.identity(),
-        "keys": [key.keyid for key in keys],
-        "directory": config.directory,
-        "example": example,
-    }
+    agent = settings.identity()
     if as_json:
-        print(json_text(report))
+        report = {"user_agent": agent, "keys": [key.keyid for key in keys]}
+        print(json_text(report | {"directory": config.directory, "example": example}))
         return OK
-    print(f"User-Agent: {report['user_agent']}")
+    print(f"User-Agent: {agent}")
     for number, key in enumerate(keys):
         signs = number == 0 and signer is not None
         print(f"key {key.keyid}: {'signs' if signs else 'published, does not sign'}")
@@ -141,12 +131,9 @@ _KEYS: Final = """<h2>Its keys</h2>
 
 def bot_page(settings: Settings) -> str:
     """Return the page about the bot as HTML without scripts or external resources."""
-    agent, config, address = (
-        settings.identity(),
-        settings.config,
-        settings.config.fetch.from_address,
-    )
+    agent, config = settings.identity(), settings.config
     name, about = product_token(agent), config.identity.about or "It fetches web pages."
+    address = config.fetch.from_address
     contact = markup("<h2>Contact</h2>\n<p>{}</p>\n", link(f"mailto:{address}", address or ""))
     more: list[Html] = []
     if config.identity.addresses:

@@ -26,11 +26,9 @@ EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `lint`."""
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        metavar="FILE|DIR|URL",
-        help="files, URLs, - for stdin, or directories: every file in them whose name ends with "
+    parser.option(
+        "sources FILE|DIR|URL...",
+        "files, URLs, - for stdin, or directories: every file in them whose name ends with "
         "robots.txt",
     )
     parser.option("--strict", "exit 1 on warnings as well")
@@ -128,7 +126,7 @@ def _apply_fixes(settings: Settings, text: Text, ignored: frozenset[str]) -> Tex
 
 
 def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
-    return repaired(text.body, ignore=ignored, dialect=settings.config.robots.dialect).body
+    return repaired(text.body, ignore=ignored, dialect=settings.config.robots.dialect)
 
 
 def _show_changes(settings: Settings, sources: Iterable[str], ignored: frozenset[str]) -> int:

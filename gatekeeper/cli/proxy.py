@@ -119,15 +119,16 @@ def _announce_json(found: Listening) -> None:
     print(json_text(message), flush=True)
 
 
+_CLIENTS = """{name}: a proxy for any client listens on {proxy}
+certificate of its authority: {file}
+  curl --proxy {proxy} --cacert {file} https://example.org/
+  Node: NODE_EXTRA_CA_CERTS={file}
+  Python: HTTPS_PROXY={proxy} HTTP_PROXY={proxy} REQUESTS_CA_BUNDLE={file}
+  Chromium: --proxy-server={proxy} --ignore-certificate-errors-spki-list={spki} --user-data-dir=DIR
+  Playwright: browser.new_context(proxy={{"server": "{proxy}"}}, ignore_https_errors=True)"""
+
+
 def _announce(found: Listening) -> None:
     """Print the address, the certificate, and how the common clients take both."""
-    proxy, file = found.url, found.certificate
-    print(f"{NAME}: a proxy for any client listens on {proxy}")
-    print(f"certificate of its authority: {file}")
-    print(f"  curl --proxy {proxy} --cacert {file} https://example.org/")
-    print(f"  Node: NODE_EXTRA_CA_CERTS={file}")
-    print(f"  Python: HTTPS_PROXY={proxy} HTTP_PROXY={proxy} REQUESTS_CA_BUNDLE={file}")
-    switches = f"--proxy-server={proxy} --ignore-certificate-errors-spki-list={found.spki}"
-    print(f"  Chromium: {switches} --user-data-dir=DIR")
-    options = f'proxy={{"server": "{proxy}"}}, ignore_https_errors=True'
-    print(f"  Playwright: browser.new_context({options})", flush=True)
+    where = {"proxy": found.url, "file": found.certificate, "spki": found.spki}
+    print(_CLIENTS.format(name=NAME, **where), flush=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import CommandParser, check_folder, integer, load
-from gatekeeper.cli.settings import Settings
-from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
@@ -15,37 +13,20 @@ EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `serve`."""
-    parser.option("--host H", "address to listen on (127.0.0.1)")
-    parser.option("--port P", "port (8750); 0 takes a free one", type=integer)
-    parser.option("--socket PATH", "listen on a unix socket (mode 0600) instead")
-    parser.option("--workers N", "more processes that answer /v1/check (0)", type=integer)
-    parser.option("--token-file FILE", "bearer tokens, one per line")
-    parser.option("--storage PATH|memory", "where state is stored; memory: nowhere")
-    parser.option("--fleet URL", "a Valkey or Redis that several sidecars share")
+    option = parser.option
+    option("--host H", "address to listen on (127.0.0.1)", dest="server.host")
+    option("--port P", "port (8750); 0 takes a free one", type=integer, dest="server.port")
+    option("--socket PATH", "listen on a unix socket (mode 0600) instead", dest="server.socket")
+    workers = "more processes that answer /v1/check (0)"
+    option("--workers N", workers, type=integer, dest="server.workers")
+    option("--token-file FILE", "bearer tokens, one per line", dest="server.token_file")
+    option("--storage PATH|memory", "where state is stored; memory: nowhere", dest="storage.path")
+    option("--fleet URL", "a Valkey or Redis that several sidecars share", dest="fleet.url")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; exit 0 when all leases and streams have ended."""
-
-    def read() -> Settings:
-        return load(
-            args,
-            server__host=args.host,
-            server__port=args.port,
-            server__socket=args.socket,
-            server__token_file=args.token_file,
-            server__workers=args.workers,
-            storage__path=args.storage,
-            fleet__url=args.fleet,
-        )
-
-    settings = read()
-    current = [settings]
-
-    def reread() -> Config:
-        current[0] = read()
-        return current[0].config
-
+    settings = load(args)
     check_folder(settings)
     from gatekeeper.sidecar.process import ServeOptions, serve  # noqa: PLC0415
 
@@ -53,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     options = ServeOptions(
         identity=settings.identity(),
         config=settings.config,
-        reread=reread,
-        sources=lambda: current[0].sources,
+        reread=lambda: load(args).config,
+        sources=lambda: args.settings.sources,
         announce=_announce_json if args.json else _announce,
     )
     try:

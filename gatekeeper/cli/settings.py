@@ -216,24 +216,20 @@ def _parse_variable(text: str, name: str, variable: str) -> object:
     with suppress(msgspec.DecodeError, UnicodeError):
         # A host such as `[::1]` is not JSON, and stays text. So does what is not UTF-8.
         parts = msgspec.json.decode(text, type=list[Any])
-    section, _, inner = name.rpartition(".")
-    kinds = {one.name: one.type for one in msgspec.structs.fields(_struct(section))}
+    field = _field(name)
     for candidate in (text, parts):
         with suppress(msgspec.ValidationError):
-            value: object = msgspec.convert(candidate, kinds[inner], strict=False)
+            value: object = msgspec.convert(candidate, field.type, strict=False)
             return value
-    field = _field(name)
     given = parts if takes_list(field) else _number(text)
     raise ConfigError(f"{variable}: {explain_value(field, given) or 'no such value'}")
 
 
 def _number(text: str) -> float | str:
-    try:
-        return int(text)
-    except ValueError:
+    for kind in (int, float):
         with suppress(ValueError):
-            return float(text)
-        return text
+            return kind(text)
+    return text
 
 
 def _field(name: str) -> FieldInfo:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,7 +62,7 @@ EXAMPLE = f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml"
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `test`."""
-    parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
+    parser.option("source FILE|URL", "a file, a URL, or - for stdin")
     parser.option(
         "--expect CASES.toml...",
         "[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
@@ -73,9 +72,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--sitemap FILE|URL...",
         "every URL in it must be allowed (repeatable); one at a URL is fetched politely",
     )
-    parser.add_argument(
-        "--agents", metavar="NAME", nargs="+", default=["*"], help="agents for --sitemap (*)"
-    )
+    parser.option("--agents NAME", "agents for --sitemap (*)", nargs="+", default=["*"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,12 +121,9 @@ def _sitemap_cases(settings: Settings, name: str, agents: list[str]) -> Iterator
 
 
 def _differing(settings: Settings, text: Text, cases: list[tuple[str, Case]]) -> list[CaseResult]:
-    options = settings.config.robots
     origin = text.name.removesuffix("/robots.txt") if is_url(text.name) else ""
-    reading = partial(
-        text.rules.policy, conflicts=options.conflicts, v2_semantics=options.v2_semantics
-    )
-    policies = {agent: reading(agent) for agent in {case.agent for _, case in cases}}
+    agents = {case.agent for _, case in cases}
+    policies = {agent: settings.config.robots.policy(text.rules, agent) for agent in agents}
     results = []
     for where, case in cases:
         try:

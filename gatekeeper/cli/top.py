@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gatekeeper.cli import TOKEN, CommandParser, seconds
-from gatekeeper.cli.healthcheck import add_address, address_of, get_from, no_answer, server_of
+from gatekeeper.cli import TOKEN, CommandParser, load, seconds
+from gatekeeper.cli.healthcheck import add_address, address_of, get_from, no_answer
 from gatekeeper.errors import needs_extra
 from gatekeeper.terminal import DENIED, NAME, OK, json_text
 from gatekeeper.urls import printable
@@ -37,15 +37,13 @@ EXAMPLE = f"{NAME} top --every 5"
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `top`."""
     add_address(parser)
-    parser.add_argument(
-        "--every", metavar="SECONDS", type=seconds, default=2.0, help="time between two updates (2)"
-    )
-    parser.add_argument("--once", action="store_true", help="show the state once and exit")
+    parser.option("--every SECONDS", "time between two updates (2)", type=seconds, default=2.0)
+    parser.option("--once", "show the state once and exit")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 when interrupted or after one look, 1 if the sidecar does not answer."""
-    server, token = server_of(args), os.environ.get(TOKEN)
+    server, token = load(args).config.server, os.environ.get(TOKEN)
     try:
         if args.json:
             print(json_text(read_state(server, token)))

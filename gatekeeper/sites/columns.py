@@ -61,14 +61,12 @@ def parts_of(text: str) -> Parts:
 
 
 def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
-    while start < end and text[start] in " \t":
-        start += 1
-    while end > start and text[end - 1] in " \t":
-        end -= 1
-    return start, end
+    bare = text[start:end].rstrip(" \t")
+    end = start + len(bare)
+    return end - len(bare.lstrip(" \t")), end
 
 
-_IN_VALUE: dict[str, re.Pattern[str]] = {
+_WITHIN: dict[str, re.Pattern[str]] = {
     "odd-blank": ODD_BLANK,
     "blank-in-value": re.compile(r"[ \t]+"),
     "unescaped-non-ascii": NOT_ASCII,
@@ -77,14 +75,11 @@ _IN_VALUE: dict[str, re.Pattern[str]] = {
     "dollar-inside": re.compile(r"\$(?!\Z)"),
     "literal-star": re.compile(r"\*"),
     "regular-expression": REGEX_SYNTAX,
-}
-"""What is searched for in the value, by code."""
-_IN_LINE = {
     "hash-in-path": re.compile("#"),
     "control": re.compile(r"[\x00-\x08\x0b-\x1f]"),
     "not-utf8": re.compile("\ufffd+"),
 }
-"""What is searched for in the whole line, by code."""
+"""What is searched for in the part of the line that a finding concerns, by code."""
 WHOLE_FILE = frozenset({"bom", "encoding"})
 """Codes that concern octets before the first line, or the encoding of all lines."""
 
@@ -99,17 +94,12 @@ def _span(code: str, text: str, part: str) -> tuple[int, int]:
     """Return start and end of the finding in the line, counting from 0."""
     if code in WHOLE_FILE:
         return 0, 0
-    if code in _IN_LINE:
-        found = _IN_LINE[code].search(text)
-        return found.span() if found else (0, len(text))
     parts = parts_of(text)
-    start, end = parts.value
-    value = text[start:end]
-    if code in _IN_VALUE:
-        found = _IN_VALUE[code].search(value)
-        return (start + found.start(), start + found.end()) if found else parts.value
-    where: tuple[int, int] = getattr(parts, part)
-    return where if where[1] > where[0] else parts.record
+    start, end = getattr(parts, part)
+    if start == end:
+        return parts.record
+    found = _WITHIN[code].search(text[start:end]) if code in _WITHIN else None
+    return (start + found.start(), start + found.end()) if found else (start, end)
 
 
 class TextLine(msgspec.Struct, frozen=True):

@@ -113,18 +113,11 @@ class _Problems:
         """Whether no further problem is listed."""
         return len(self.found) > MAX_PROBLEMS
 
-    def add(
-        self,
-        code: str,
-        message: str,
-        *places: FragmentLine,
-        url: str | None = None,
-        agent: str | None = None,
-    ) -> None:
-        """Add a problem, with its places before the message."""
+    def add(self, code: str, message: str, *places: FragmentLine, **about: str | None) -> None:
+        """Add a problem, with its places before the message. `about`: its `url` and `agent`."""
         if len(self.found) < MAX_PROBLEMS:
             text = f"{' and '.join(map(str, places))}: {message}" if places else message
-            self.found.append(ComposeProblem(code, text, places, url, agent))
+            self.found.append(ComposeProblem(code, text, places, **about))
         elif len(self.found) == MAX_PROBLEMS:
             self.found.append(ComposeProblem("too-many", "there are more problems than are listed"))
 
@@ -228,7 +221,6 @@ class _Source:
         self._sort()
         self._starts = [line.start for line in self.grouped]
         self._by_spans: dict[Spans, tuple[_Record, ...]] = {}
-        self._same: dict[tuple[int, ...], tuple[_Record, ...]] = {}
         if self.robots.truncated:
             problems.add("truncated", "longer than the 500 KiB that crawlers read", self.at(0))
         versions = [line for line in self.lines if line.kind == "robot-version"]
@@ -288,13 +280,10 @@ class _Source:
         reading = self.readings.of(agent)
         spans = () if reading is None else reading.spans
         if spans not in self._by_spans:
-            found = tuple(
-                chain.from_iterable(
-                    self.grouped[bisect_left(self._starts, low) : bisect_left(self._starts, high)]
-                    for low, high in spans
-                )
-            )
-            self._by_spans[spans] = self._same.setdefault(tuple(r.number for r in found), found)
+            starts, found = self._starts, list[_Record]()
+            for low, high in spans:
+                found += self.grouped[bisect_left(starts, low) : bisect_left(starts, high)]
+            self._by_spans[spans] = tuple(found)  # of no records there is one tuple
         return self._by_spans[spans]
 
     def _sort(self) -> None:
@@ -355,13 +344,11 @@ def compose(fragments: Iterable[Fragment]) -> Composed:
     for source in sources:
         _check_prefix(source, budget, problems)
     _check_conflicts(sources, ["*", *(name for name in agents if name != "*")], problems)
-    if problems.found:
-        return Composed(None, tuple(problems.found))
-    text = _Writer(sources, agents).text()
-    _check_text(text, sources, problems)
-    if problems.found:
-        return Composed(None, tuple(problems.found))
-    return Composed(text)
+    text = None
+    if not problems.found:
+        text = _Writer(sources, agents).text()
+        _check_text(text, sources, problems)
+    return Composed(None if problems.found else text, tuple(problems.found))
 
 
 class _Writer:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
-
-import msgspec
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from gatekeeper.robots import signals, timing
 from gatekeeper.robots.groups import records_of
@@ -21,15 +20,6 @@ from gatekeeper.robots.patterns import decoded, rfc_pattern
 from gatekeeper.robots.policy import RobotsTxt
 from gatekeeper.sites import lint
 from gatekeeper.sites.columns import BAD_ESCAPE, NOT_ASCII, ODD_ENDS, WHOLE_FILE, parts_of
-
-
-class Repair(msgspec.Struct, frozen=True):
-    """The result of fixing a file."""
-
-    body: bytes
-    """The fixed file; the given one if nothing was changed."""
-    applied: tuple[Finding, ...]
-    """The findings that were fixed."""
 
 
 def _misspelt(text: str) -> list[str] | None:
@@ -87,17 +77,12 @@ def _percent(found: re.Match[str]) -> str:
     return "".join(f"%{octet:02X}" for octet in found[0].encode())
 
 
-def _escaped(text: str) -> list[str] | None:
+def _escaped(found: re.Pattern[str], escape: _Escape, text: str) -> list[str]:
     start, end = parts_of(text).value
-    value = NOT_ASCII.sub(_percent, text[start:end])
-    return [text[:start] + value + text[end:]]
+    return [text[:start] + found.sub(escape, text[start:end]) + text[end:]]
 
 
-def _percent_escaped(text: str) -> list[str] | None:
-    start, end = parts_of(text).value
-    return [text[:start] + BAD_ESCAPE.sub("%25", text[start:end]) + text[end:]]
-
-
+_Escape = str | Callable[[re.Match[str]], str]
 _Fix = Callable[[str], list[str] | None]
 """Returns the lines that replace a line, or None if the fix would be ambiguous."""
 _RESTORING: dict[str, _Fix] = {
@@ -107,8 +92,8 @@ _RESTORING: dict[str, _Fix] = {
     "agent-list": _agents_apart,
 }
 _KEEPING: dict[str, _Fix] = {
-    "unescaped-non-ascii": _escaped,
-    "bad-escape": _percent_escaped,
+    "unescaped-non-ascii": partial(_escaped, NOT_ASCII, _percent),
+    "bad-escape": partial(_escaped, BAD_ESCAPE, "%25"),
     "missing-blank-line": lambda text: ["", text],
     "duplicate-rule": lambda _: [],
 }
@@ -122,17 +107,16 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _MARKS = (b"\xef\xbb\xbf", b"\xef\xbb", b"\xef")
 
 
-def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto") -> Repair:
-    """Fix every finding that has an unambiguous fix. `ignore` contains codes that are left
-    unchanged.
+def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto") -> bytes:
+    """Return the file with every finding fixed that has an unambiguous fix. `ignore` contains codes
+    that are left unchanged.
 
     Unchanged lines keep every octet; a new line gets the line end of the line that it replaces. A
     file beyond the size limit is returned unchanged, and no fix makes a file longer than that.
 
-    >>> repaired(b"User agent: *\\nDissallow: /x\\nDisallow /y # all\\n").body
+    >>> repaired(b"User agent: *\\nDissallow: /x\\nDisallow /y # all\\n")
     b'User-agent: *\\nDisallow: /x\\nDisallow: /y # all\\n'
     """
-    applied: list[Finding] = []
     for _ in range(_ROUNDS):
         robots = RobotsTxt.parse(body, dialect=dialect)
         if robots.truncated:
@@ -142,12 +126,11 @@ def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto"
             for finding in lint.findings(robots, limit=sys.maxsize)
             if finding.code in FIXABLE and finding.code not in ignore
         ]
-        fixed, done = _Pass(body, robots).apply(findings)
-        if not done or len(fixed) > LIMIT:
+        fixed = _Pass(body, robots).apply(findings)
+        if fixed == body or len(fixed) > LIMIT:
             break
         body = fixed
-        applied += done
-    return Repair(body, tuple(applied))
+    return body
 
 
 class _Pass:
@@ -174,35 +157,30 @@ class _Pass:
                 seen.add(meaning)
                 self._rules[rule.line] = rule
 
-    def apply(self, findings: Iterable[Finding]) -> tuple[bytes, list[Finding]]:
-        """Return the fixed file and the findings that were fixed."""
-        findings = list(findings)
-        done = [finding for finding in findings if finding.code in WHOLE_FILE]
-        if done:  # alone: afterwards every line may be decoded differently
+    def apply(self, findings: Sequence[Finding]) -> bytes:
+        """Return the fixed file."""
+        if any(finding.code in WHOLE_FILE for finding in findings):
+            # Alone: afterwards every line may be decoded differently.
             without = self._without_bom()
             if not without.startswith(_MARKS[-1]):  # it would be read as another mark
-                return without, done
+                return without
         if self._robots.bom not in {"", "utf-8"}:
-            return self._body, []  # its octets are not those of the lines that were read
+            return self._body  # its octets are not those of the lines that were read
         # A restored line may move the limits of groups, so what keeps verdicts waits for the next
         # pass.
-        done = []
-        for kind in (_RESTORING, _KEEPING):
-            if not done:
-                done = self._changed(finding for finding in findings if finding.code in kind)
-        return b"".join(self._lines), done
+        if not self._changed(findings, _RESTORING):
+            self._changed(findings, _KEEPING)
+        return b"".join(self._lines)
 
-    def _changed(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Fix what can be fixed, each line at most once, and return these findings."""
-        done: list[Finding] = []
+    def _changed(self, findings: Iterable[Finding], fixes: Mapping[str, _Fix]) -> bool:
+        """Fix what can be fixed, each line at most once. Return True if anything was."""
         changed: set[int] = set()
         for finding in findings:
             if finding.line in changed or not 0 < finding.line <= len(self._lines):
                 continue
-            if self._change(finding):
+            if finding.code in fixes and self._change(finding):
                 changed.add(finding.line)
-                done.append(finding)
-        return done
+        return bool(changed)
 
     def _without_bom(self) -> bytes:
         if self._robots.bom != "utf-8":

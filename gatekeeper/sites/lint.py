@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -49,75 +50,66 @@ class Code(msgspec.Struct, frozen=True):
 _TABLE = """
 # The file as a whole.
 error html line: The file is an HTML page, not a robots.txt.
-error truncated line: The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5).
+error truncated line 2.5: The file is longer than crawlers read; its end is lost.
 warning too-many: There are more findings than are listed.
 info bom: The file begins with a byte order mark, which some crawlers trip over.
-warning encoding: The file is not sent as plain UTF-8 (RFC 9309 section 2.3).
-info empty: The file has no records; every robot is welcome everywhere (1994 standard).
+warning encoding 2.3: The file is not sent as plain UTF-8.
+info empty 1994: The file has no records; every robot is welcome everywhere.
 warning no-group: The file has no user-agent line, so no rule is obeyed.
 # Lines.
-warning control: A control character makes the line unreadable; it is ignored (RFC 9309 section 3).
-warning not-utf8: The line contains octets that are not valid UTF-8 (RFC 9309 section 2.3).
-warning no-colon line: The line is not a record: no colon follows a field (RFC 9309 section 2.2).
-error odd-blank: A character that looks like a blank, or is invisible, is read as a letter (RFC 9309
-    section 2.2).
-error several-records: A second record in a line is part of the first one's value (RFC 9309 section
-    2.2).
-info unknown-field field: The field is unknown and ignored (RFC 9309 section 2.2.4).
-error misspelt-field field: The field is a misspelling of a known one and is ignored (RFC 9309
-    section 2.2.4).
-error rule-outside-group: A rule before any user-agent line is ignored (RFC 9309 section 2.2.1).
+warning control line 3: A control character makes the line unreadable; it is ignored.
+warning not-utf8 line 2.3: The line contains octets that are not valid UTF-8.
+warning no-colon line 2.2: The line is not a record: no colon follows a field.
+error odd-blank value 2.2: A character that looks like a blank, or is invisible, is read as a
+    letter.
+error several-records value 2.2: A second record in a line is part of the first one's value.
+info unknown-field field 2.2.4: The field is unknown and ignored.
+error misspelt-field field 2.2.4: The field is a misspelling of a known one and is ignored.
+error rule-outside-group 2.2.1: A rule before any user-agent line is ignored.
 warning record-outside-group: The record belongs in a group, but is in none: it has no effect.
 # User-agent lines.
-error empty-agent: A user-agent line without a name matches nobody (RFC 9309 section 2.2.1).
-info odd-agent value: The name is not a plain product token of letters, `_` and `-` (RFC 9309
-    section 2.2).
-error agent-list value: A user-agent line names one agent, by its product token; write a line for
-    each (RFC 9309 section 2.2.1).
-info repeated-agent: The agent already has a group; the two are merged (RFC 9309 section 2.2.1).
-warning several-star-groups: Only one group for `*` is allowed; some robots read the first (1994
-    standard).
-info named-group-exempts: A robot that is named obeys its own groups alone, so rules for `*` do not
-    apply to it (RFC 9309 section 2.2.1).
-info group-without-rules: The group has no rules and allows everything (RFC 9309 section 2.1).
-info missing-blank-line: A group begins without a blank line before it; older parsers need one (1994
-    standard).
-warning blank-inside-group line: A blank line divides the group; for older parsers it ends there
-    (1994 standard).
-warning joined-groups: Only a rule ends a group: the agents above this line also obey the rules
-    below the next user-agent line (RFC 9309 section 2.2.4).
+error empty-agent 2.2.1: A user-agent line without a name matches nobody.
+info odd-agent value 2.2: The name is not a plain product token of letters, `_` and `-`.
+error agent-list value 2.2.1: A user-agent line names one agent, by its product token; write a line
+    for each.
+info repeated-agent 2.2.1: The agent already has a group; the two are merged.
+warning several-star-groups 1994: Only one group for `*` is allowed; some robots read the first.
+info named-group-exempts 2.2.1: A robot that is named obeys its own groups alone, so rules for `*`
+    do not apply to it.
+info group-without-rules 2.1: The group has no rules and allows everything.
+info missing-blank-line 1994: A group begins without a blank line before it; older parsers need one.
+warning blank-inside-group line 1994: A blank line divides the group; for older parsers it ends
+    there.
+warning joined-groups 2.2.4: Only a rule ends a group: the agents above this line also obey the
+    rules below the next user-agent line.
 # Rules.
-warning blank-in-value: A blank inside the path counts as %20 (RFC 9309 section 2.2).
-warning hash-in-path: A `#` begins a comment, even without a blank before it (RFC 9309 section
-    2.2.3).
-info unescaped-non-ascii: Non-ASCII characters should be percent-encoded; not every robot does it
-    (RFC 9309 section 2.2.2).
-warning bad-escape value: A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2).
-warning regular-expression: Rules are not regular expressions: only `*` and a final `$` are special
-    (RFC 9309 section 2.2.3).
-info dollar-inside: A `$` before the end is an ordinary character (RFC 9309 section 2.2.3).
-warning literal-star: In the dialect of this group a `*` is an ordinary character (1994 standard,
-    1996 draft section 3.2.2).
-error unmatchable-rule value: No URL can match the rule (RFC 9309 section 2.2.2).
+warning blank-in-value value 2.2: A blank inside the path counts as %20.
+warning hash-in-path line 2.2.3: A `#` begins a comment, even without a blank before it.
+info unescaped-non-ascii value 2.2.2: Non-ASCII characters should be percent-encoded; not every
+    robot does it.
+warning bad-escape value 2.2.2: A `%` does not begin an escape; write %25.
+warning regular-expression value 2.2.3: Rules are not regular expressions: only `*` and a final `$`
+    are special.
+info dollar-inside value 2.2.3: A `$` before the end is an ordinary character.
+warning literal-star value: In the dialect of this group a `*` is an ordinary character (1994
+    standard, 1996 draft section 3.2.2).
+error unmatchable-rule value 2.2.2: No URL can match the rule.
 warning unreachable-rule: Another rule always decides before this one.
-info duplicate-rule: The group already has the same rule (RFC 9309 section 2.2.2).
-info robots-txt-rule value: /robots.txt may always be fetched (RFC 9309 section 2.2.2).
-warning lone-allow: The group has only Allow rules, which forbid nothing; a whitelist also needs a
-    `Disallow: /` (RFC 9309 section 2.2.2).
+info duplicate-rule 2.2.2: The group already has the same rule.
+info robots-txt-rule value 2.2.2: /robots.txt may always be fetched.
+warning lone-allow 2.2.2: The group has only Allow rules, which forbid nothing; a whitelist also
+    needs a `Disallow: /`.
 # Robot-version.
-warning misplaced-version: Robot-version counts only directly after the user-agent lines (2.0
-    draft).
-warning bad-version value: The version is not of the form 2.0 and is ignored (2.0 draft).
-warning repeated-version: Only the first Robot-version of a group counts (2.0 draft).
-warning experimental-version value: An odd minor version is experimental; robots skip the group (2.0
-    draft).
-warning newer-version value: The version is newer than any that exists (2.0 draft).
+warning misplaced-version V2: Robot-version counts only directly after the user-agent lines.
+warning bad-version value V2: The version is not of the form 2.0 and is ignored.
+warning repeated-version V2: Only the first Robot-version of a group counts.
+warning experimental-version value V2: An odd minor version is experimental; robots skip the group.
+warning newer-version value V2: The version is newer than any that exists.
 # Timing and the rest.
 warning bad-crawl-delay value: Crawl-delay must be a plain number of seconds (no standard; RFC 9309
     section 2.2.4).
-warning bad-request-rate value: Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0
-    draft).
-warning bad-visit-time value: Visit-time must be `hhmm-hhmm` in UTC (2.0 draft).
+warning bad-request-rate value V2: Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]`.
+warning bad-visit-time value V2: Visit-time must be `hhmm-hhmm` in UTC.
 error bad-sitemap value: Sitemap must be an absolute URL (sitemaps.org).
 error bad-license value: License must be an absolute URL (RSL 1.0).
 warning bad-host value: Host must be the name of a host (Yandex).
@@ -129,21 +121,21 @@ warning unknown-usage-label value: The label is not in the vocabulary and is ign
 warning bad-content-signal value: A signal is lost; write `search=yes, ai-train=no`
     (draft-romm-aipref-contentsignals).
 """
-"""Severity, code, the part of the line that it concerns (if that is not the whole record), and
-meaning of each kind of finding."""
+"""Severity, code, the part of the line that it concerns (if that is not the whole record), the
+section of RFC 9309 or another source that says so, and meaning of each kind of finding."""
+_ROW = re.compile(r"^(\w+) ([a-z0-9-]+)(?: (line|field|value))?(?: (\S+))?: (.+)\.$", re.MULTILINE)
+_SOURCES = {"1994": "1994 standard", "V2": "2.0 draft"}
 
 
-def _read_table(table: str) -> dict[str, Code]:
-    codes = {}
-    for row in table.replace("\n    ", " ").splitlines():
-        if row and not row.startswith("#"):
-            head, _, meaning = row.partition(": ")
-            severity, code, part, *_ = *head.split(), "record"
-            codes[code] = Code(Severity(severity), meaning, part)
-    return codes
+def _code(severity: str, part: str, source: str, meaning: str) -> Code:
+    said = f" ({_SOURCES.get(source, f'RFC 9309 section {source}')})" if source else ""
+    return Code(Severity(severity), f"{meaning}{said}.", part or "record")
 
 
-CODES: dict[str, Code] = _read_table(_TABLE)
+CODES: dict[str, Code] = {
+    code: _code(severity, *rest)
+    for severity, code, *rest in _ROW.findall(_TABLE.replace("\n    ", " "))
+}
 
 
 class TooManyFindings(Exception):
@@ -153,28 +145,34 @@ class TooManyFindings(Exception):
 class FindingList:
     """Collects findings, at most `limit`."""
 
-    __slots__ = ("found", "limit")
+    __slots__ = ("cut", "found", "limit", "skipped")
 
     def __init__(self, limit: int = MAX_FINDINGS) -> None:
         self.found: list[Finding] = []
         self.limit: int = limit
+        self.cut: bool = False
+        """Whether there are more findings than it takes."""
+        self.skipped: frozenset[str] = frozenset()
+        """Codes that are not reported."""
 
     def add(self, line: int, code: str, detail: str = "", severity: Severity | None = None) -> None:
         """Add a finding with the meaning of its code and an optional detail.
 
         Raises TooManyFindings if the list is full; the findings in it remain.
         """
+        if code in self.skipped:
+            return
         if len(self.found) >= self.limit:
+            self.cut = True
             raise TooManyFindings
         entry = CODES[code]
         message = f"{entry.meaning} {detail}" if detail else entry.meaning
         self.found.append(Finding(line, code, severity or entry.severity, message))
 
-    def result(self, *, cut: bool) -> tuple[Finding, ...]:
-        """Return all findings sorted by line. With `cut` a last finding reports that there are
-        more."""
+    def result(self) -> tuple[Finding, ...]:
+        """Return all findings sorted by line. If there are more, a last one reports that."""
         found = sorted(self.found, key=lambda finding: (finding.line, finding.code))
-        if cut:
+        if self.cut:
             entry = CODES["too-many"]
             found.append(Finding(0, "too-many", entry.severity, entry.meaning))
         return tuple(found)
@@ -225,20 +223,19 @@ def _listed(agents: Sequence[str]) -> str:
 
 def check_agent(report: FindingList, line: TextLine) -> None:
     """Check that a user-agent line names a product token or `*`."""
-    if not line.value:
-        report.add(line.number, "empty-agent")
-    elif ODD_BLANK.search(line.value):
-        report.add(line.number, "odd-blank", quoted(line.value))
-    elif SECOND_RECORD.search(line.value):
+    number, value = line.number, line.value
+    if not value:
+        report.add(number, "empty-agent")
+    elif ODD_BLANK.search(value):
+        report.add(number, "odd-blank", quoted(value))
+    elif SECOND_RECORD.search(value):
         return
-    elif AGENT_SEPARATOR.search(line.value):
-        report.add(line.number, "agent-list", quoted(line.value))
-    elif not _MATCHES_A_ROBOT.match(line.value):
-        report.add(
-            line.number, "odd-agent", f"{quoted(line.value)} matches no robot.", Severity.ERROR
-        )
-    elif not TOKEN.match(line.value):
-        report.add(line.number, "odd-agent", quoted(line.value))
+    elif AGENT_SEPARATOR.search(value):
+        report.add(number, "agent-list", quoted(value))
+    elif not _MATCHES_A_ROBOT.match(value):
+        report.add(number, "odd-agent", f"{quoted(value)} matches no robot.", Severity.ERROR)
+    elif not TOKEN.match(value):
+        report.add(number, "odd-agent", quoted(value))
 
 
 def field_without_colon(text: str) -> str | None:
@@ -252,9 +249,7 @@ def field_without_colon(text: str) -> str | None:
     'disallow'
     """
     found = _FIELD_AND_VALUE.match(text)
-    if found is None:
-        return None
-    field = found[1].lower()
+    field = found[1].lower() if found else ""
     return field if field in KNOWN_FIELDS else None
 
 
@@ -282,12 +277,8 @@ def spelling(field: str) -> str | None:
         return None  # its author meant a comment
     field = _BULLET.sub("", ODD_ENDS.sub("", field))
     meant = field if field in KNOWN_FIELDS else _MISSPELLINGS.get(field)
-    if meant is not None:
-        return meant
-    return next(
-        (name for name in KNOWN_FIELDS if len(name) >= _MIN_LENGTH and _is_one_typo(field, name)),
-        None,
-    )
+    long = (name for name in KNOWN_FIELDS if len(name) >= _MIN_LENGTH)
+    return meant or next((name for name in long if _is_one_typo(field, name)), None)
 
 
 def _is_one_typo(a: str, b: str) -> bool:
@@ -477,10 +468,9 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
             continue
         if _allows(other) == _allows(rule):
             report.add(rule.line, "duplicate-rule", f"It repeats line {other.line}.")
-        elif rank > other_rank:
-            report.add(other.line, "unreachable-rule", f"Line {rule.line} decides.")
         else:
-            report.add(rule.line, "unreachable-rule", f"Line {other.line} decides.")
+            winner, loser = (rule, other) if rank > other_rank else (other, rule)
+            report.add(loser.line, "unreachable-rule", f"Line {winner.line} decides.")
         if rank > other_rank:
             deciding[key] = rank, rule
 
@@ -527,6 +517,9 @@ _OUTSIDE_GROUPS = _NEEDS_NO_GROUP | {"robot-version"}  # a Robot-version there i
 _INDEXING = frozenset({"noindex", "nofollow"})
 """Fields that search engines once read."""
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
+_NOT_IN_PAGES = frozenset({"several-records", "unknown-field", "no-colon", "empty", "no-group"})
+"""Codes that are not reported for an HTML page: its lines are not records, and one finding about
+that is enough."""
 
 
 def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, ...]:
@@ -536,24 +529,20 @@ def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, 
     >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
     [(1, 'group-without-rules'), (2, 'misspelt-field')]
     """
-    text, report, cut = robots.octets, FindingList(limit), False
-    try:
-        html = _check_file(report, robots, text)
-        reader = _LineChecks(report, robots.forced, html=html)
+    text, report = robots.octets, FindingList(limit)
+    with suppress(TooManyFindings):
+        _check_file(report, robots, text)
+        reader = _LineChecks(report, robots.forced)
         for line in iter_lines(text):
             reader.read(line)
         reader.end()
         check_groups(report, robots.groups)
-    except TooManyFindings:
-        cut = True
-    if not (found := report.result(cut=cut)):
-        return ()
     lines = text.split("\n")
     return tuple(
         located(one, to_unicode(lines[one.line - 1]), CODES[one.code].part)
         if 0 < one.line <= len(lines)
         else one
-        for one in found
+        for one in report.result()
     )
 
 
@@ -564,31 +553,27 @@ def coding_findings(coding: str) -> tuple[Finding, ...]:
     if coding:
         detail = f"Its Content-Encoding {quoted(coding)} is no coding, and is ignored."
         report.add(0, "encoding", detail)
-    return report.result(cut=False)
+    return report.result()
 
 
-def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
-    """Check the file as a whole. Return True if it is an HTML page."""
+def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> None:
+    """Check the file as a whole."""
     if robots.bom == "utf-8":
         report.add(1, "bom")
     elif robots.bom:
         report.add(1, "encoding", f"It had to be transcoded from {robots.bom}.")
     if robots.truncated:
         report.add(text.count("\n") + 1, "truncated")
-    if _HTML.match(text) is None:
-        return False
-    report.add(1, "html")
-    return True
+    if _HTML.match(text):
+        report.add(1, "html")
+        report.skipped = _NOT_IN_PAGES
 
 
 class _LineChecks:
     """Checks line by line."""
 
-    def __init__(self, report: FindingList, dialect: Dialect | None, *, html: bool) -> None:
+    def __init__(self, report: FindingList, dialect: Dialect | None) -> None:
         self._report = report
-        self._html = html
-        """Whether the file is a page. Its lines are not records, and one finding about that is
-        enough."""
         self._blank_ends_record = dialect is not None and dialect is not Dialect.RFC9309
         """Whether blank lines end a record (the 1994 standard, R94-03)."""
         self._any_record = False
@@ -636,8 +621,6 @@ class _LineChecks:
     def end(self) -> None:
         """Report what only the whole file shows."""
         self._end_joined("the same records.")
-        if self._html:
-            return
         if not self._any_record:
             self._report.add(0, "empty")
         elif self._any_for_group and not self._any_agent:
@@ -656,7 +639,7 @@ class _LineChecks:
         self._any_for_group |= line.field not in _NEEDS_NO_GROUP
         second = SECOND_RECORD.search(line.value) if ":" in line.value else None
         if second and line.field in KNOWN_FIELDS and line.field != "comment":
-            self._add_for_text(line.number, "several-records", quoted(line.value[second.start() :]))
+            self._report.add(line.number, "several-records", quoted(line.value[second.start() :]))
         if line.field == "user-agent":
             self._agent(line)
         elif line.field in {"allow", "disallow"}:
@@ -710,9 +693,9 @@ class _LineChecks:
                 self._no_colon(line)
             elif line.field in _INDEXING:
                 detail = f"{quoted(line.field)}: search engines read X-Robots-Tag headers instead."
-                self._add_for_text(line.number, "unknown-field", detail, Severity.WARNING)
+                self._report.add(line.number, "unknown-field", detail, Severity.WARNING)
             else:
-                self._add_for_text(line.number, "unknown-field", quoted(line.field))
+                self._report.add(line.number, "unknown-field", quoted(line.field))
             return
         # A Content-Signal applies to the file only before the first group (SIG-12).
         if not self._in_group and (
@@ -733,13 +716,7 @@ class _LineChecks:
         # lost.
         lost = field_without_colon(line.text) or _BARE_PATH.match(line.text)
         error = Severity.ERROR if lost else None
-        self._add_for_text(line.number, "no-colon", quoted(line.text), error)
-
-    def _add_for_text(
-        self, line: int, code: str, detail: str, severity: Severity | None = None
-    ) -> None:
-        if not self._html:
-            self._report.add(line, code, detail, severity)
+        self._report.add(line.number, "no-colon", quoted(line.text), error)
 
     def _content_usage(self, line: int, value: str) -> None:
         labels = signals.usage_labels(signals.split_content_usage(value)[1])

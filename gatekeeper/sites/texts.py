@@ -4,8 +4,10 @@ and URLs, and sitemaps."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,6 +151,14 @@ async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
         return Text(name=name, body=b"", robots=None, is_page=is_page)
 
 
+def write_output(path: str | None, text: str) -> None:
+    """Write a text, in UTF-8, to a file or to standard output."""
+    if path is not None:
+        replace_file(Path(path), text.encode())
+    else:
+        sys.stdout.buffer.write(text.encode())
+
+
 def replace_file(path: Path, body: bytes) -> None:
     """Write a file atomically; an existing one keeps its mode. A device or a pipe stays one.
 
@@ -175,7 +185,6 @@ def replace_file(path: Path, body: bytes) -> None:
 # --- sitemaps
 
 
-_PIECE = 65_536
 MAX_URLS = 1_000_000
 
 
@@ -194,13 +203,8 @@ def read_sitemap(settings: CallSettings, source: str) -> list[str]:
     files, level = [source], 1
     if not is_url(source):
         findings: list[sitemaps.SitemapFinding] = []
-        body = memoryview(read_bounded(source))
-        pieces = (bytes(body[at : at + _PIECE]) for at in range(0, len(body), _PIECE))
-        found = [
-            one
-            for part in sitemaps.read_sitemap(pieces, sitemaps.Reporter(findings, source))
-            for one in part
-        ]
+        body, report = read_bounded(source), sitemaps.Reporter(findings, source)
+        found = list(chain.from_iterable(sitemaps.read_sitemap(iter([body]), report)))
         _refuse_findings(findings)
         pages = [one.url for one in found if not one.is_file]
         files, level = [one.url for one in found if one.is_file], 2

@@ -16,7 +16,7 @@ import heapq
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -74,25 +74,20 @@ class SearchGivenUp(Exception):
 class Budget:
     """Steps that several searches share."""
 
-    __slots__ = ("_share", "left")
+    __slots__ = ("left", "search")
 
     def __init__(self, steps: int | None = None, *, share: int = 1) -> None:
         """`share`: each search may take this part of `MAX_SEARCH`. A file with many searches for
         pairs of lines should be compared within a second."""
         self.left: int = MAX_STEPS if steps is None else steps
-        self._share = share
+        self.search: int = MAX_SEARCH // share
+        """Maximum number of steps of a single search."""
 
     def spend(self, steps: int) -> None:
         """Subtract the steps. Raises SearchGivenUp if none were left."""
         if self.left <= 0:
             raise SearchGivenUp
         self.left -= steps
-
-    def split_off(self) -> Budget:
-        """Return the budget of a single search. Raises SearchGivenUp if no steps are left."""
-        if self.left <= 0:
-            raise SearchGivenUp
-        return Budget(min(self.left, MAX_SEARCH // self._share))
 
 
 class _Automaton:
@@ -179,22 +174,16 @@ class RankedRule:
         self.allow: bool = allow
         self.pattern: str = pattern
         """Value in normal form."""
-        forms = [pattern]
-        self.automata: list[tuple[_Automaton, int]]
-        length = len(pattern)
-        if "?" in pattern:
-            form = query_form(pattern)
-            length = len(form)
-            forms = list(dict.fromkeys((pattern, form)))
-        automata = [_Automaton(each) for each in forms]
+        form = query_form(pattern)
+        automata = [_Automaton(each) for each in dict.fromkeys((pattern, form))]
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
-        self.automata = [(each, view) for each in automata for view in views]
+        self.automata: list[tuple[_Automaton, int]] = list(product(automata, views))
         self.outline: _Automaton | None = automata[0]
         """Matches, as paths are sent, every path that the rule matches; None if none is known."""
         if "?" in pattern and _CHANGED_IN_QUERY(pattern):
             before = pattern.partition("?")[0]
             self.outline = None if _CHANGED_IN_QUERY(before) else _Automaton(before)
-        self.rank: tuple[int, bool, int] = (length, allow, -number)
+        self.rank: tuple[int, bool, int] = (len(form), allow, -number)
         """The longest rule decides, of equally long ones an Allow, and of these the first (RFC 9309
         section 2.2.2, RFC-17, RFC-18)."""
         literal = pattern.partition("*")[0]
@@ -313,12 +302,7 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
     budget.spend(len(rivals) >> 2)  # looking at each is counted, too: a file may have 40,000
     if _ends_differ(must) or any(_covers(rival, rule, head) for rival in rivals for rule in must):
         return None
-    share = budget.split_off()
-    granted = share.left
-    try:
-        return _Walk(must, rivals, share).path()
-    finally:
-        budget.left -= granted - share.left
+    return _Walk(must, rivals, budget).path()
 
 
 def _ends_differ(rules: Sequence[RankedRule]) -> bool:
@@ -361,6 +345,8 @@ class _Walk:
         self._must = must
         self._rivals = rivals
         self._budget = budget
+        self._stop = max(0, budget.left - budget.search)
+        """Steps of the budget that this search leaves."""
         self._tokens = _tokens([*must, *rivals])
         self._by_first: dict[str, list[tuple[str, str, str]]] = {}
         for token in self._tokens:
@@ -425,7 +411,7 @@ class _Walk:
             return None
         views = (raw, form if state.dots == _IN_QUERY else raw)
         self._budget.left -= 1 + len(state.must) + len(state.rivals)
-        if self._budget.left < 0:
+        if self._budget.left < self._stop:
             raise SearchGivenUp
         must = []
         for rule, one in zip(self._must, state.must, strict=True):
@@ -506,20 +492,14 @@ class Reading(NamedTuple):
     """Spans of the groups that the agent obeys; equal spans contain equal rules."""
 
     @classmethod
-    def of(cls, policy: Policy) -> Reading | None:
-        """Create a reading, or return None if some of the rules have another dialect than RFC
-        9309."""
-        return None if policy.plain is None else cls.by(policy.robots.lines, policy.plain)
-
-    @classmethod
-    def by(cls, text: str, found: LongestMatch) -> Reading:
-        """Create the reading of a rule set of the text."""
+    def by(cls, text: str, spans: Spans) -> Reading:
+        """Create the reading of the groups at these places of the text."""
         rules: dict[tuple[bool, str], RankedRule] = {}
-        for i, (dis, value) in enumerate(rules_in(text, found.spans)):
+        for i, (dis, value) in enumerate(rules_in(text, spans)):
             if (rule := ranked(i, not dis, value)) is not None:
                 rules.setdefault((rule.allow, rule.pattern), rule)  # a repeated rule never decides
         table = RuleTable(rules.values())
-        return cls(found.decide, table, _lines_of(text, found.spans), found.spans)
+        return cls(LongestMatch(text, spans).decide, table, _lines_of(text, spans), spans)
 
     def line_of(self, rule: RankedRule | None) -> Rule | None:
         """Return the line of a rule."""
@@ -545,7 +525,6 @@ class Readings:
 
     def of(self, agent: str) -> Reading | None:
         """Return the rules for an agent, or None if another dialect than RFC 9309 is involved."""
-        found: LongestMatch | None = None
         if self._groups is None:
             found = self._robots.policy(agent).plain
             if found is None:
@@ -555,8 +534,7 @@ class Readings:
             name = to_octets(product_token(agent)).lower()
             spans = self._groups.get(name) or self._groups.get("*", ())
         if spans not in self._by_spans:
-            text = self._robots.lines
-            self._by_spans[spans] = Reading.by(text, found or LongestMatch(text, spans))
+            self._by_spans[spans] = Reading.by(self._robots.lines, spans)
         return self._by_spans[spans]
 
 
@@ -659,7 +637,7 @@ def witnesses(policy: Policy) -> tuple[Witness, ...]:
     >>> [(w.rule.line, w.url, w.never) for w in witnesses(RobotsTxt.parse(text).policy("bot"))]
     [(2, None, True), (3, '/.html', False), (4, '/a', False), (5, '/abc', False)]
     """
-    reading = Reading.of(policy)
+    reading = Readings(policy.robots).of(policy.agent)
     if reading is None:
         return tuple(_try_likely_paths(policy, rule) for rule in _any_rules(policy))
     effective = {rule.number: rule for rule in reading.table.rules}

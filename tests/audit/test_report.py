@@ -13,6 +13,7 @@ import pytest_asyncio
 from gatekeeper import __version__
 from gatekeeper.audit import report as reports
 from gatekeeper.audit.report import AuditReport, TimeSeries, report_of
+from gatekeeper.audit.verify import Verification
 from gatekeeper.cli import main
 from gatekeeper.sidecar.pages.audit_report import report_page
 from tests.audit.maker import Maker
@@ -24,7 +25,7 @@ EVIL = "<script>document.title='x'</script>\u202e"
 
 
 def reported(folder: Path) -> AuditReport:
-    return report_of([folder], version=__version__)
+    return report_of(Verification([folder], __version__, (), 0.1))
 
 
 @pytest.fixture

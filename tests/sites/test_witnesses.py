@@ -13,7 +13,6 @@ from gatekeeper.sites.witness import (
     SINGLE,
     Budget,
     RankedRule,
-    Reading,
     Readings,
     RuleTable,
     SearchGivenUp,
@@ -177,8 +176,8 @@ def test_witnesses_are_exact(rules: list[tuple[bool, str]]) -> None:
 def test_a_search_for_a_pair_of_rules_finds_every_existing_url(
     mine: list[tuple[bool, str]], theirs: list[tuple[bool, str]]
 ) -> None:
-    one = Reading.of(RobotsTxt.parse(file_of(mine)).policy("bot"))
-    other = Reading.of(RobotsTxt.parse(file_of(theirs)).policy("bot"))
+    one = Readings(RobotsTxt.parse(file_of(mine))).of("bot")
+    other = Readings(RobotsTxt.parse(file_of(theirs))).of("bot")
     assert one is not None
     assert other is not None
     met = set()
@@ -203,7 +202,7 @@ def test_a_search_for_a_pair_of_rules_finds_every_existing_url(
 @given(st.lists(_RULE, min_size=1, max_size=6))
 def test_the_search_agrees_with_its_shortcuts(rules: list[tuple[bool, str]]) -> None:
     """`decided_by` tries likely paths, and sees plain covering, before it walks."""
-    reading = Reading.of(RobotsTxt.parse(file_of(rules)).policy("bot"))
+    reading = Readings(RobotsTxt.parse(file_of(rules))).of("bot")
     assert reading is not None
     for rule in reading.table.rules:
         path = find_path([(reading.table, rule)], Budget())
