@@ -360,9 +360,8 @@ class DecisionCheck:
             return [_Said(row.verdict, row.reason, text=text)], None
         policy, asked = self._policy(state, good.text or _NO_TEXT, line.agent)
         moments: Sequence[datetime] = (line.t,)
-        if (
-            line.verdict == Verdict.DEFER
-        ):  # the gate asks for the moment at which a request arrives, too
+        if line.verdict == Verdict.DEFER:
+            # The gate asks for the moment at which a request arrives, too.
             moments = (line.t - _MOMENT, line.t, line.t + _MOMENT)
         walls = [at.timestamp() for at in moments] if policy.timed else ()
         ruled = rule_on(policy, target.path, target.origin, row.reason, walls)
