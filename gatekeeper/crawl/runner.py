@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import Any, cast
 
 import aiohttp
 import msgspec
+from aiohttp import hdrs
 
 from gatekeeper import __version__
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.config import Config
-from gatekeeper.crawl.engine import Crawl, Outputs, request_headers
+from gatekeeper.crawl.engine import Crawl, Outputs
 from gatekeeper.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.crawl.output import PeerResponse, Warc, warc_writer
 from gatekeeper.crawl.progress import (
@@ -39,12 +40,12 @@ from gatekeeper.crawl.sources import (
     Limits,
     URLList,
     open_list,
-    read_sitemaps,
     read_urls,
 )
 from gatekeeper.decision import Decision
-from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.session.polite import polite_session, session_gate
+from gatekeeper.errors import ConfigError, Denied, StorageError
+from gatekeeper.robots import Severity
+from gatekeeper.session.polite import polite_session
 from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.storage.journal import FileLock
 from gatekeeper.terminal import DENIED, OK, json_text
@@ -115,6 +116,7 @@ class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
 _log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
+_HEADERS: dict[str, str] = {hdrs.ACCEPT: "text/html, application/xhtml+xml, */*;q=0.8"}
 _HOSTS_SHOWN = 8
 DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
@@ -184,6 +186,7 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
     async with AsyncExitStack() as stack:
         listed = stack.enter_context(open_list(job.input))  # create nothing if it is missing
         outputs = _open_outputs(job, stack)
+        record = outputs.warc is not None  # uncompressed bodies
         client = await stack.enter_async_context(
             polite_session(
                 user_agent=job.identity,
@@ -193,10 +196,10 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 timeout=aiohttp.ClientTimeout(
                     total=job.timeout, sock_connect=job.config.fetch.connect_timeout
                 ),
-                auto_decompress=outputs.warc is None,
+                auto_decompress=not record,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=request_headers(record=outputs.warc is not None),
-                response_class=aiohttp.ClientResponse if outputs.warc is None else PeerResponse,
+                headers=_HEADERS | ({hdrs.ACCEPT_ENCODING: "identity"} if record else {}),
+                response_class=PeerResponse if record else aiohttp.ClientResponse,
                 **session,
             )
         )
@@ -291,9 +294,7 @@ class _ShownCrawl(Crawl):
         clock: Clock,
         progress: Progress,
     ) -> None:
-        super().__init__(
-            client, session_gate(client), clock=clock, limits=job.limits, outputs=outputs
-        )
+        super().__init__(client, clock=clock, limits=job.limits, outputs=outputs)
         self._job, self._progress = job, progress
         self._holdups = HoldupReporter(progress.say)
         self._speed = Speedometer()
@@ -330,13 +331,33 @@ class _ShownCrawl(Crawl):
 
     async def _urls(self, listed: URLList | None) -> AsyncIterator[GivenURL]:
         """Yield the URLs of all sources: arguments, the list, and the sitemaps."""
-        job, tell = self._job, self.tally.sitemaps.append
-        async for given in read_urls(job.urls, listed):
+        async for given in read_urls(self._job.urls, listed):
             yield given
-        async for given in read_sitemaps(
-            self._gate, job.sitemaps, job.since, clock=self._clock, max_wait=job.max_wait, tell=tell
-        ):
-            yield given
+        for origin in self._job.sitemaps:
+            async for given in self._listed_by(origin):
+                yield given
+
+    async def _listed_by(self, origin: str) -> AsyncIterator[GivenURL]:
+        """Yield every page that the sitemaps of an origin list, and note what is missing. If the
+        next page does not come within `max_wait` seconds, the origin is left."""
+        max_wait, findings = self._job.max_wait, self.tally.sitemaps
+        found, told = self._gate.sitemaps(origin, since=self._job.since), 0
+        async with aclosing(found):
+            while True:
+                entry = None
+                try:
+                    async with deadline(self._clock, max_wait):
+                        entry = await anext(found, None)
+                except (Denied, TimeoutError) as error:  # or a LeaseTimeout
+                    code = "deferred" if getattr(error, "retryable", True) else "denied"
+                    text = f"its sitemaps did not come within --max-wait {max_wait:g} s"
+                    said, at = str(error) or text, getattr(error, "retry_at", None)
+                    findings.append(SitemapFinding(origin, code, Severity.ERROR, said, retry_at=at))
+                findings += found.findings[told:]
+                told = len(found.findings)
+                if entry is None:
+                    break
+                yield GivenURL(entry.url)
 
     def _show(self, due: Sequence[DueOrigin]) -> None:
         tally = self.tally

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from gatekeeper.clock import Clock, deadline
-from gatekeeper.errors import ConfigError, Deferred, Denied, LeaseTimeout
-from gatekeeper.robots import Severity
-from gatekeeper.sitemaps import SitemapFinding
+from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import BOM, standard_input, url_of_line
 from gatekeeper.urls import MAX_URL
-
-if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
 
 _BLOCK = 65_536
 _MAX_URL_BYTES = 4 * MAX_URL
@@ -31,18 +24,11 @@ class GivenURL(NamedTuple):
     """One URL as it was given; its text may not be a valid URL."""
 
     text: str
-    file: str | None = None
-    """The file that it was read from; None for an argument."""
-    line: int = 0
-
-    @property
-    def where(self) -> str | None:
-        """The file and the line, as editors and compilers write them; None for an argument."""
-        return f"{self.file}:{self.line}" if self.file is not None else None
+    where: str | None = None
+    """Its file and line, as editors and compilers write them; None if it was not read from one."""
 
 
-@dataclass(frozen=True, slots=True)
-class URLList:
+class URLList(NamedTuple):
     """A list of URLs that is open for reading.
 
     It is opened first, so that a crawl whose list does not exist creates nothing.
@@ -96,7 +82,7 @@ def _stdin() -> URLList:
 async def _urls_in(listed: URLList) -> AsyncIterator[GivenURL]:
     async for number, line in _lines(listed):
         if url := url_of_line(line if number > 1 else line.removeprefix(BOM)):
-            yield GivenURL(url, listed.name, number)
+            yield GivenURL(url, f"{listed.name}:{number}")
 
 
 async def _lines(listed: URLList) -> AsyncIterator[tuple[int, bytes]]:
@@ -104,18 +90,16 @@ async def _lines(listed: URLList) -> AsyncIterator[tuple[int, bytes]]:
 
     Raises ConfigError if a line has no end.
     """
-    number, line, length = 1, b"", 0
+    number, line, cut = 1, b"", 0
     async for block in _blocks(listed.descriptor):
-        for place, piece in enumerate(block.split(b"\n")):
-            if place:  # the line before this piece has ended
-                yield number, line
-                number, line, length = number + 1, b"", 0
-            line += piece[: _MAX_URL_BYTES - len(line)]
-            length += len(piece)
-            if length > _MAX_LINE_BYTES:
-                raise ConfigError(
-                    f"{listed.name}: a line is too long; one URL per line is expected"
-                )
+        *ended, line = (line + block).split(b"\n")
+        for each in ended:
+            yield number, each[:_MAX_URL_BYTES]
+            number, cut = number + 1, 0
+        cut += len(line[_MAX_URL_BYTES:])
+        line = line[:_MAX_URL_BYTES]
+        if cut > _MAX_LINE_BYTES:
+            raise ConfigError(f"{listed.name}: a line is too long; one URL per line is expected")
     yield number, line
 
 
@@ -151,52 +135,6 @@ async def _readable(descriptor: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-# --- sitemaps --------------------------------------------------------------------------------
-
-
-async def read_sitemaps(
-    gate: Gatekeeper,
-    origins: Iterable[str],
-    since: datetime | None,
-    *,
-    clock: Clock,
-    max_wait: float,
-    tell: Callable[[SitemapFinding], object],
-) -> AsyncIterator[GivenURL]:
-    """Yield every page that the sitemaps of these origins list, and tell what is missing.
-
-    An origin whose next page does not come within `max_wait` seconds is left.
-    """
-    for origin in origins:
-        found, told = gate.sitemaps(origin, since=since), 0
-        async with aclosing(found):
-            while True:
-                entry = None
-                try:
-                    async with deadline(clock, max_wait):
-                        entry = await anext(found, None)
-                except Denied as error:
-                    code = "deferred" if isinstance(error, Deferred) else "denied"
-                    tell(_missing(origin, code, error.decision.explain(), error.decision.retry_at))
-                except LeaseTimeout as error:
-                    tell(_missing(origin, "deferred", str(error), error.retry_at))
-                except TimeoutError:
-                    text = f"its sitemaps did not come within --max-wait {max_wait:g} s"
-                    tell(_missing(origin, "deferred", text))
-                for finding in found.findings[told:]:
-                    tell(finding)
-                told = len(found.findings)
-                if entry is None:
-                    break
-                yield GivenURL(entry.url)
-
-
-def _missing(
-    origin: str, code: str, message: str, retry_at: datetime | None = None
-) -> SitemapFinding:
-    return SitemapFinding(origin, code, Severity.ERROR, message, retry_at=retry_at)
 
 
 # --- limits ----------------------------------------------------------------------------------
