@@ -22,7 +22,7 @@ from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Severity
 from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.terminal import paint
-from gatekeeper.urls import mask
+from gatekeeper.urls import mask, printable
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -193,15 +193,20 @@ class Tally:
         return f"{text}; {self.skipped:,} skipped, done before" if self.skipped else text
 
 
+_MAX_TEXT, _MAX_ERROR = 200, 1_000
+"""Characters of a rule or note, and of an error, that are shown."""
+
+
 def cause(entry: Entry) -> str:
-    """Return in words why a URL was not fetched: the deciding line, if there is one."""
+    """Return in words why a URL was not fetched: the deciding line, if there is one. Text of a site
+    is escaped for terminals, and cut."""
     if entry.error is not None or (decision := entry.decision) is None:
-        return entry.error or ""
+        return printable(entry.error or "", _MAX_ERROR)
     if decision.rule is not None:
-        return f"line {decision.rule.line}: {decision.rule.text}"
+        return f"line {decision.rule.line}: {printable(decision.rule.text, _MAX_TEXT)}"
     text = decision.reason.replace("_", " ")
     if decision.note:
-        text += f" ({decision.note})"
+        text += f" ({printable(decision.note, _MAX_TEXT)})"
     if decision.retry_at is not None:
         text += f", ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC"
     return text
