@@ -193,29 +193,28 @@ class Store:
         query: dict[str, Any] = dict(
             self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
         )
-        secure = {key: value for key, value in query.items() if key.startswith("ssl_")}
+        del query["host"]
         if parts.scheme == "rediss+sentinel":
-            secure["ssl"] = True
-        own = {key: value for key, value in query.items() if key in ("db", "client_name")}
-        asked = {
-            **{
-                key: query[f"sentinel_{key}"]
-                for key in ("username", "password")
-                if f"sentinel_{key}" in query
-            },
-            **secure,
+            query["ssl"] = True
+        asked: dict[str, Any] = {
             "retry": options["retry"],
             "protocol": 2,
             "socket_timeout": SENTINEL_DEADLINE,
             "socket_connect_timeout": SENTINEL_DEADLINE,
         }
+        own = {**options, **_credentials(parts)}
+        for key, value in query.items():
+            if key.startswith(("sentinel_", "ssl")):
+                asked[key.removeprefix("sentinel_")] = value
+            if not key.startswith("sentinel_"):
+                own[key] = value
         self.connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
         kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
         for one in sentinels.sentinels:  # `Redis` itself does not take the option
             one.connection_pool.connection_kwargs |= library_internals.bounded_parser(MAX_REPLY)
         self._sentinels += sentinels.sentinels
-        return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
+        return sentinels.master_for(name, **own)
 
     # --- connecting -------------------------------------------------------------------------
 
@@ -236,14 +235,20 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            refusal = _refusal(self.where, error, sharded=self._slot is not None)
-            if refusal and self._starting and (self._connecting or not _is_foreign(error)):
-                raise refusal from error
-            lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
-            raise lost(f"{self.where}: {_message(error)}") from error
+            fatal = self._starting and (self._connecting or not _is_foreign(error))
+            raise self._converted(error, fatal=fatal) from error
         except asyncio.CancelledError:
             await self.hang_up()  # its response must not be mistaken for that of the next call
             raise
+
+    def _converted(self, error: Exception, *, fatal: bool) -> LedgerLost | ConfigError:
+        """Return an error of redis-py as one of ours: LedgerLost, or ConfigError for a refusal if
+        that is `fatal`."""
+        refusal = _refusal(self.where, error, sharded=self._slot is not None)
+        if refusal and fatal:
+            return refusal
+        lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
+        return lost(f"{self.where}: {_message(error)}")
 
     def _is_down(self, error: BaseException | None) -> bool:
         """Return True if the error shows that the server serves no member at all. False for
@@ -350,27 +355,17 @@ class Store:
         known = self._hashes.get(text)
         if known is None:
             known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
-        async with self._deadline():
-            results = await self._evalsha(known, calls)
-            unknown = [
-                number
-                for number, one in enumerate(results)
-                if isinstance(one, Exception)
-                and _message(one).startswith(("NOSCRIPT", "No matching"))
-            ]
-            if unknown:
-                await self._execute([("SCRIPT", "LOAD", text)])
-                again = await self._evalsha(known, [calls[number] for number in unknown])
-                for number, one in zip(unknown, again, strict=True):
-                    results[number] = one
-            for one in results:
-                if isinstance(one, Exception):
-                    raise one
-            return [msgspec.convert(one, form) for one in results]
-
-    async def _evalsha(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
         asked = [("EVALSHA", known, len(keys), *keys, *arguments) for keys, arguments in calls]
-        return await self._execute(asked)
+        async with self._deadline():
+            results = await self._execute(asked)
+            errors = [one for one in results if isinstance(one, Exception)]
+            if any(_message(one).startswith(("NOSCRIPT", "No matching")) for one in errors):
+                # A call that was executed before the script was lost may be repeated.
+                results = (await self._execute([("SCRIPT", "LOAD", text), *asked]))[1:]
+                errors = [one for one in results if isinstance(one, Exception)]
+            if errors:
+                raise errors[0]
+            return [msgspec.convert(one, form) for one in results]
 
     async def _execute(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands and return their responses. An error of a single command is returned in
@@ -420,11 +415,7 @@ class Store:
                     elif message and message["type"] == "message":
                         heard(message["channel"].decode(), message["data"])
         except self._errors as error:
-            refusal = _refusal(self.where, error)
-            if refusal is not None and not _is_foreign(error):
-                raise refusal from error
-            lost = StoreRefuses if refusal else LedgerLost
-            raise lost(f"{self.where}: {_message(error)}") from error
+            raise self._converted(error, fatal=not _is_foreign(error)) from error
 
     async def close(self) -> None:
         """Close every connection."""
