@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gatekeeper import urls
 from gatekeeper.cli import CommandParser, load, positive, seconds
-from gatekeeper.crawl.sources import MANIFEST, Limits
+from gatekeeper.crawl.sources import MANIFEST, Job
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
 
@@ -76,7 +76,7 @@ _LIMITS: tuple[tuple[str, Callable[[str], float], float, str], ...] = (
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if every URL was fetched (with --denied-ok: or denied), 1 if not, 130 after Ctrl-C."""
     from gatekeeper.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
-    from gatekeeper.crawl.runner import Job, crawl  # noqa: PLC0415
+    from gatekeeper.crawl.runner import crawl  # noqa: PLC0415
     from gatekeeper.sidecar.listening import (  # noqa: PLC0415
         loop_factory,
         raise_file_limit,
@@ -103,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
         since=None if args.since is None else parse_since(args.since),
         output=Path(args.output) if args.output is not None else None,
         warc=Path(args.warc) if args.warc is not None else None,
-        limits=Limits(concurrency=args.concurrency, max_body=args.max_body, tries=args.tries),
+        concurrency=args.concurrency,
+        max_body=args.max_body,
+        tries=args.tries,
         timeout=args.timeout,
         max_wait=args.max_wait,
         as_json=args.json,

@@ -30,8 +30,15 @@ from gatekeeper.crawl.output import (
     patiently,
     tell_shortage,
 )
-from gatekeeper.crawl.progress import Tally, WaitingHosts
-from gatekeeper.crawl.sources import GivenURL, Limits
+from gatekeeper.crawl.progress import (
+    Holdup,
+    HoldupReporter,
+    Progress,
+    Speedometer,
+    Tally,
+    WaitingHosts,
+)
+from gatekeeper.crawl.sources import GivenURL, Job
 from gatekeeper.decision import Decision
 from gatekeeper.descriptors import describe_shortage, is_shortage
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL, StorageError
@@ -43,6 +50,7 @@ from gatekeeper.page_rules import PAGE_FIELDS, html_in, page_signals
 from gatekeeper.queue.polite import PoliteQueue, Turn
 from gatekeeper.session.middleware import signals
 from gatekeeper.session.polite import session_gate
+from gatekeeper.terminal import json_text
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
@@ -161,22 +169,28 @@ class Crawl:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, *, clock: Clock, limits: Limits, outputs: Outputs
+        self,
+        job: Job,
+        session: aiohttp.ClientSession,
+        outputs: Outputs,
+        clock: Clock,
+        progress: Progress,
     ) -> None:
         gate = session_gate(session)
+        self._job, self._progress = job, progress
+        self._holdups, self._speed = HoldupReporter(progress.say), Speedometer()
         self.tally: Tally = Tally()
         self.hosts: WaitingHosts = WaitingHosts()
         self.queue: PoliteQueue = PoliteQueue(
-            gate, on_denied=self._on_denied, on_deferred=self.on_deferred
+            gate, on_denied=self._on_denied, on_deferred=self._on_deferred
         )
         self._session = session
         self._gate = gate
         self._clock = clock
-        self._limits = limits
         self._manifest, self._folder, self._warc = outputs
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
-        self._chains = RedirectChains(limits.redirects)
+        self._chains = RedirectChains(job.redirects)
         # Only URLs that were redirected or tried before; the attempt of any other URL is the URL.
         self._attempts: dict[str, list[Attempt]] = {}
         self._queue_shrunk = asyncio.Event()
@@ -188,23 +202,13 @@ class Crawl:
         self._workers: set[asyncio.Task[Any]] = set()
         self._slow: set[asyncio.Task[Any]] = set()
         """Workers whose requests are slow to connect."""
-        self._most = within_open_files(limits.concurrency * (1 + _SPARES_EACH))
+        self._most = within_open_files(job.concurrency * (1 + _SPARES_EACH))
         """Workers at most, the additional ones included."""
         self._warc_lock = asyncio.Lock()
         self._parts = gate.parts
         self._robots = RobotsTexts(self._on_many_robots)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
-
-    def on_entry(self, entry: Entry) -> None:
-        """Called with each entry."""
-
-    def on_deferred(self, decision: Decision) -> None:
-        """Called with each decision that defers an origin."""
-
-    async def on_setback(self, origin: str) -> None:
-        """Called with the origin of a URL that will be requested again, after its failure was
-        reported."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -240,7 +244,7 @@ class Crawl:
     @property
     def _too_many(self) -> int:
         """How many workers there are too many; below 0: too few."""
-        return len(self._workers) - min(self._limits.concurrency + len(self._slow), self._most)
+        return len(self._workers) - min(self._job.concurrency + len(self._slow), self._most)
 
     def _adjust_workers(self) -> None:
         """Start or end workers after a connection became slow or was made. One that has a request
@@ -276,7 +280,7 @@ class Crawl:
 
     async def _await_workers(self) -> None:
         try:
-            async with deadline(self._clock, self._limits.grace):
+            async with deadline(self._clock, self._job.grace):
                 await asyncio.wait(self._workers)
         except TimeoutError:
             for worker in self._workers:
@@ -346,7 +350,10 @@ class Crawl:
 
     async def _retry(self, url: str, attempt: Attempt) -> None:
         self._requeue(url, replace(attempt, tries=attempt.tries + 1), _AFTER_OTHERS)
-        await self.on_setback(urls.split(url)[0])
+        # Say which host the crawl waits for, and for how long.
+        due = await self.hosts.due(urls.split(url)[0], self._gate, self._clock)
+        if due.holdup is not None:
+            self._holdups.report(due.origin, due.holdup, due.slowed)
 
     def _take_attempt(self, shown: str) -> Attempt:
         """Take the attempt so far of a URL that comes out of the queue."""
@@ -384,7 +391,7 @@ class Crawl:
         attempt = self._take_attempt(_masked(url))
         if self._manifest is not None and attempt.tries == 1 and not attempt.redirects:
             self._manifest.begin(attempt.url)
-        spool, limit = self._warc is not None, self._limits.max_body
+        spool, limit = self._warc is not None, self._job.max_body
         # `attempt.last` is the URL that came out of the queue, without credentials.
         folder, clock = self._folder, self._clock
         with Body(attempt.last, folder, limit=limit, spool=spool, clock=clock) as body:
@@ -450,16 +457,16 @@ class Crawl:
             self._follow(url, attempt, answer)
         elif status not in _RETRY_STATUSES:
             self._finish(await self._stored_entry(attempt, answer, body, warc))
-        elif attempt.tries < self._limits.tries:
+        elif attempt.tries < self._job.tries:
             await self._retry(url, attempt)
         else:
-            error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
+            error = f"answered {status}, try {attempt.tries} of {self._job.tries}"
             self._fail(attempt, error, answer.at, status=status, warc=warc)
 
     def _follow(self, url: str, attempt: Attempt, answer: Answer) -> None:
         """Queue the target of a redirect, or finish the URL if it can't be followed."""
-        if len(attempt.redirects) >= self._limits.redirects:
-            self._fail(attempt, f"more than {self._limits.redirects} redirects")
+        if len(attempt.redirects) >= self._job.redirects:
+            self._fail(attempt, f"more than {self._job.redirects} redirects")
             return
         try:
             destination = urls.join(urls.parse(url), answer.location or "")
@@ -495,7 +502,7 @@ class Crawl:
         if is_shortage(error):  # nothing was sent
             await self._pause_for_descriptors()
             self._requeue(url, attempt, _BEFORE_OTHERS)
-        elif attempt.tries < self._limits.tries:
+        elif attempt.tries < self._job.tries:
             await self._retry(url, attempt)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))
@@ -569,6 +576,9 @@ class Crawl:
 
     # -- entries
 
+    def _on_deferred(self, decision: Decision) -> None:
+        self._holdups.report(decision.origin, Holdup.of(decision))
+
     def _on_denied(self, decision: Decision) -> None:
         self._queue_shrunk.set()
         attempt = self._take_attempt(decision.url)
@@ -594,7 +604,9 @@ class Crawl:
             if self._manifest is not None:
                 self._manifest.write(each)
             self.tally.add(each)
-            self.on_entry(each)
+            if self._job.as_json:
+                print(json_text(each), flush=True)
+            self._progress.entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
 

@@ -1,4 +1,4 @@
-"""The input of a crawl: the sources of its URLs, its limits, and the names of its files."""
+"""The input of a crawl: the sources of its URLs, its arguments, and the names of its files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import BOM, standard_input, url_of_line
 from gatekeeper.urls import MAX_URL
+
+if TYPE_CHECKING:
+    from gatekeeper.config import Config
 
 _BLOCK = 65_536
 _MAX_URL_BYTES = 4 * MAX_URL
@@ -137,7 +143,7 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-# --- limits ----------------------------------------------------------------------------------
+# --- the job ----------------------------------------------------------------------------------
 
 
 MANIFEST = "manifest.jsonl"
@@ -145,9 +151,19 @@ STATE = "gatekeeper.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one crawl."""
+class Job:
+    """The arguments of one crawl. Times are seconds."""
 
+    identity: str
+    config: Config
+    urls: tuple[str, ...] = ()
+    input: str | None = None
+    sitemaps: tuple[str, ...] = ()
+    """Origins whose sitemaps list further URLs."""
+    since: datetime | None = None
+    """Leave out pages of sitemaps that were not modified since."""
+    output: Path | None = None
+    warc: Path | None = None
     concurrency: int = 100
     """Requests in flight, over all hosts."""
     max_body: int = 10 * 1024 * 1024
@@ -157,3 +173,41 @@ class Limits:
     """Requests for one URL, if they fail or the host asks to wait."""
     grace: float = 10.0
     """Seconds that running requests have to finish once the crawl is stopped."""
+    timeout: float = 300.0
+    max_wait: float = 3600.0
+    as_json: bool = False
+    retry_denied: bool = False
+    """Ask again about URLs that an earlier run was denied."""
+    denied_ok: bool = False
+    """A denied URL is no failure."""
+
+    @property
+    def manifest(self) -> Path | None:
+        """The path of the manifest: in the output folder, or next to the WARC file."""
+        if self.output is not None:
+            return self.output / MANIFEST
+        return self.warc.with_name(f"{self.warc.name}.{MANIFEST}") if self.warc else None
+
+    @property
+    def kept_config(self) -> Config:
+        """The configuration, with a storage path next to the manifest unless one is set.
+
+        It stores the hosts' clocks, so that a resumed crawl still waits for them (promise 8).
+        """
+        if self.manifest is None or self.config.storage.path is not None:
+            return self.config
+        name = self.manifest.name.removesuffix(MANIFEST) + STATE
+        path = str(self.manifest.with_name(name))
+        storage = replace(self.config.storage, path=path)
+        return replace(self.config, storage=storage)
+
+    @property
+    def archive(self) -> str | None:
+        """The path of the WARC file in the manifest, which tells apart files of the same name."""
+        if self.warc is None or self.manifest is None:
+            return None
+        warc, folder = self.warc.resolve(), self.manifest.parent.resolve()
+        try:
+            return Path(os.path.relpath(warc, folder)).as_posix()
+        except ValueError:  # another drive
+            return warc.as_posix()
