@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 import msgspec
 
@@ -405,9 +405,6 @@ class Live(Progress):
 
     def show(self, tally: Tally, due: Sequence[DueOrigin], speed: str = "") -> None:
         """Redraw the bar and the hosts."""
-        self._live.update(self._frame(tally, due, speed), refresh=True)
-
-    def _frame(self, tally: Tally, due: Sequence[DueOrigin], speed: str) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -427,7 +424,7 @@ class Live(Progress):
         frame = Table.grid()  # a bar outside a grid does not end its line
         for row in (bar, Text(f"{state_of(tally)}{speed}"), rows):
             frame.add_row(row)
-        return frame
+        self._live.update(frame, refresh=True)
 
 
 def state_of(tally: Tally) -> str:

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -86,8 +87,7 @@ class Store:
         self._loading: type[Exception] = redis.BusyLoadingError
         self.where: str = without_credentials(url)
         self.config = config
-        self._url, self._parts = url, _split_url(url, self.where)
-        parts = self._parts
+        self._parts = parts = _split_url(url, self.where)
         self._sentinel = parts.scheme.endswith("+sentinel")
         self.connect_deadline: float = CALL_DEADLINE
         # A call repeated on a new connection might reach a store with other contents.
@@ -114,8 +114,6 @@ class Store:
         self._connecting = self._any_epoch = any_epoch
         self._create_clients(parts)
         self._starting = False
-        self._hashes: dict[str, str] = {}
-        """SHA-1 digests of scripts, by their text."""
         self._connection: _StoreConnection | None = None
         """The connection for which `identity` was determined."""
         self.identity: str = ""
@@ -190,9 +188,7 @@ class Store:
         if not name or not all(host for host, _ in places):
             raise ValueError("write redis+sentinel://host:port,host:port/NAME (of the master)")
         # redis-py parses the query, both for the store and for its Sentinels.
-        query: dict[str, Any] = dict(
-            self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
-        )
+        query: Any = self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
         del query["host"]
         if parts.scheme == "rediss+sentinel":
             query["ssl"] = True
@@ -352,10 +348,8 @@ class Store:
         """Execute a script several times in one round trip, loading it first if the store does not
         know it. `calls`: keys and arguments of each call. `form`: the type of each response. Raises
         LedgerLost."""
-        known = self._hashes.get(text)
-        if known is None:
-            known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
-        asked = [("EVALSHA", known, len(keys), *keys, *arguments) for keys, arguments in calls]
+        name = _sha1(text)
+        asked = [("EVALSHA", name, len(keys), *keys, *arguments) for keys, arguments in calls]
         async with self._deadline():
             results = await self._execute(asked)
             errors = [one for one in results if isinstance(one, Exception)]
@@ -427,6 +421,11 @@ class Store:
             async with asyncio.timeout(CALL_DEADLINE):
                 await client.aclose()
                 await client.connection_pool.disconnect(inuse_connections=True)
+
+
+@cache
+def _sha1(script: str) -> str:
+    return hashlib.sha1(script.encode()).hexdigest()  # noqa: S324 - the name that a server gives it
 
 
 class StoreAttempts:
@@ -556,31 +555,29 @@ def _split_url(url: str, where: str) -> SplitResult:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(f"fleet.url: {where!r} can't be used: {error}") from error
+    if problem := _problem_of(url, parts):
+        raise ConfigError(f"fleet.url: {where!r} {problem}")
+    return parts
+
+
+def _problem_of(url: str, parts: SplitResult) -> str:
+    """Return why a store's URL would be misread, and the remedy; or an empty text."""
     if parts.scheme not in _SCHEMES or "://" not in url:
-        raise ConfigError(
-            f"fleet.url: {where!r} must begin with one of "
-            + ", ".join(f"{one}://" for one in _SCHEMES)
-        )
+        return f"must begin with one of {', '.join(f'{one}://' for one in _SCHEMES)}"
     if "@" in (parts.path if "@" in parts.netloc else url):
-        raise ConfigError(
-            f"fleet.url: {where!r}: write /, ?, # and @ in user and password as %2F, %3F, %23, %40"
-        )
+        return "must have /, ?, # and @ in user and password as %2F, %3F, %23, %40"
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _OPTIONS and not name.startswith("ssl_"):
-            raise ConfigError(
-                f"fleet.url: {where!r}: the option {name!r} is not supported, only "
-                f"{', '.join(sorted(_OPTIONS))} and ssl_..."
-            )
-    if parts.scheme == "unix":
-        if not parts.path:
-            raise ConfigError(f"fleet.url: {where!r} names no socket: unix:///path/of/socket")
-        return parts
+            known = ", ".join(sorted(_OPTIONS))
+            return f"has an option too many: {name!r} is not supported, only {known} and ssl_..."
     database = parts.path.removeprefix("/")
+    if parts.scheme == "unix":
+        return "" if parts.path else "names no socket: unix:///path/of/socket"
     if parts.scheme.endswith("+sentinel"):
         database = database.partition("/")[2]
     if database and not database.isdecimal():
-        raise ConfigError(f"fleet.url: {where!r}: {database!r} is not a database number")
-    return parts
+        return f"must end with a database: {database!r} is not a database number"
+    return ""
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
