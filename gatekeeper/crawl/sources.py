@@ -70,15 +70,13 @@ async def read_urls(arguments: Iterable[str], listed: URLList | None) -> AsyncIt
     Blank lines and lines that start with `#` are skipped. Raises OSError for a file that can't be
     read, ConfigError for one with an endless line, or if standard input is closed.
     """
-    for argument in arguments:
-        if argument == "-":
-            async for found in _urls_in(_stdin()):
+    for source in (*arguments, listed):
+        given = _stdin() if source == "-" else source
+        if isinstance(given, URLList):
+            async for found in _urls_in(given):
                 yield found
-        else:
-            yield GivenURL(argument)
-    if listed is not None:
-        async for found in _urls_in(listed):
-            yield found
+        elif given is not None:
+            yield GivenURL(given)
 
 
 def _stdin() -> URLList:
