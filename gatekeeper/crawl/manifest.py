@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -48,39 +49,42 @@ class Folder:
         The subdirectory is created if needed.
         """
         with self._opened(directory) as (folder,):
-            return os.fdopen(create_file(folder / name), "w+b")
+            return os.fdopen(create_file(os.path.join(folder, name)), "w+b")
 
     def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
         with self._opened(path[0], to[0]) as (source, target):
-            os.replace(source / path[1], target / to[1])
+            os.replace(os.path.join(source, path[1]), os.path.join(target, to[1]))
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file, if it exists."""
-        with self._opened(directory) as (folder,):
-            (folder / name).unlink(missing_ok=True)
+        with self._opened(directory) as (folder,), suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
 
     @contextmanager
-    def _opened(self, *directories: str) -> Iterator[list[Path]]:
+    def _opened(self, *directories: str) -> Iterator[list[str]]:
         """Give the path of each subdirectory, which is created if needed."""
-        paths = [self.path / directory for directory in directories]
+        paths = [os.path.join(self.path, directory) for directory in directories]  # no Path: slow
         try:
             for path in paths:
-                if path.is_symlink():
+                try:
+                    is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+                except FileNotFoundError:
+                    os.mkdir(path)
+                    continue
+                if is_link:
                     raise _symlink_error(path)
-                if not path.is_dir():
-                    path.mkdir()
             yield paths
         except OSError as error:
             raise not_stored(paths[-1], error) from error
 
 
-def create_file(path: Path) -> int:
+def create_file(path: str) -> int:
     """Create a file, replacing a file or link of that name, and return its descriptor."""
     try:
         return os.open(path, _CREATE, 0o644)
     except FileExistsError:
-        path.unlink()
+        os.unlink(path)
         return os.open(path, _CREATE, 0o644)
 
 
@@ -107,7 +111,7 @@ def refuse_links(folder: Path, *names: str) -> None:
                 raise _symlink_error(folder / entry.name)
 
 
-def _symlink_error(path: Path) -> StorageError:
+def _symlink_error(path: Path | str) -> StorageError:
     return StorageError(
         f"{path}: is a symbolic link, which a crawl's output must not contain; remove it"
     )
