@@ -116,15 +116,14 @@ async def bare_files(pages: list[str]) -> int:
 async def fetch_files(pages: list[str]) -> int:
     """`gatekeeper fetch -i FILE -o DIR`, without its process start."""
     from gatekeeper.crawl.progress import watcher
-    from gatekeeper.crawl.runner import Job, crawl
-    from gatekeeper.crawl.sources import Limits
+    from gatekeeper.crawl.runner import crawl
+    from gatekeeper.crawl.sources import Job
     from gatekeeper.sidecar.listening import rare_collections
 
     listed = _folder() / "urls.txt"
     listed.write_text("\n".join(pages), encoding="utf-8")
     output = listed.with_name("pages")
-    limits = Limits(concurrency=CONCURRENCY)
-    job = Job(AGENT, _config(), input=str(listed), output=output, limits=limits)
+    job = Job(AGENT, _config(), input=str(listed), output=output, concurrency=CONCURRENCY)
     with rare_collections(), redirect_stdout(io.StringIO()):
         status = await crawl(job, watcher(quiet=True))
     return 0 if status else sum(len(os.listdir(host)) for host in output.glob("127.*"))

@@ -243,7 +243,8 @@ async def _insist(world: World, dead: list[str], get: Callable[[str], Awaitable[
 
 async def _fetch(world: World, dead: list[str]) -> None:
     from gatekeeper.crawl.progress import Progress
-    from gatekeeper.crawl.runner import Job, crawl
+    from gatekeeper.crawl.runner import crawl
+    from gatekeeper.crawl.sources import Job
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         listed = Path(folder, "urls")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from gatekeeper import urls
 from gatekeeper.cli import CommandParser, load, positive, seconds
-from gatekeeper.crawl.sources import MANIFEST, Limits
+from gatekeeper.crawl.sources import MANIFEST, Job
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
 
@@ -28,73 +29,14 @@ EXAMPLE = f"{NAME} fetch -i urls.txt -o pages"
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of `fetch`."""
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
-    parser.option("-i --input FILE", "URLs, one per line; # starts a comment", type=_path)
-    parser.option(
-        "--sitemap ORIGIN...", "every page that the sitemaps of its robots.txt list (repeatable)"
-    )
-    parser.option(
-        "--since DATE",
-        "of --sitemap, no page that was certainly not modified since, such as 2026-11-01",
-    )
-    parser.option(
-        "-o --output DIR",
-        f"folder for pages and {MANIFEST}; an interrupted crawl resumes",
-        type=_path,
-    )
-    parser.option(
-        "--warc FILE",
-        "WARC 1.1, compressed if it ends in .gz; resumes by FILE.* next to it, or by -o",
-        type=_path,
-    )
-    parser.option(
-        "--audit FOLDER",
-        "write the audit record there: each robots.txt, request and refusal",
-        type=_path,
-        dest="audit.folder",
-    )
-    parser.option(
-        "--retry-denied",
-        "ask again about URLs that an earlier run was denied (refusals by the guard or by an "
-        "override of the configuration are always asked about again)",
-    )
-    parser.option(
-        "--denied-ok", "exit 0 if every URL was fetched or denied, as scripts under `set -e` need"
-    )
-    _add_limits(parser)
+    for form, text in _FILES.items():
+        parser.option(form, text, type=_path)
+    parser.option("--audit FOLDER", _AUDIT, type=_path, dest="audit.folder")
+    for form, text in _CHOICES.items():
+        parser.option(form, text)
+    for form, kind, default, text in _LIMITS:
+        parser.option(form, text, type=kind, default=default)
     parser.add_argument_group("output with --json", _JSON_HELP)
-
-
-def _add_limits(parser: CommandParser) -> None:
-    parser.option(
-        "--concurrency N",
-        "requests in flight over all hosts (100); the limit of each host still applies",
-        type=_concurrency,
-        default=100,
-    )
-    parser.option(
-        "--max-body BYTES",
-        "maximum bytes to read of one body (10 MiB)",
-        type=positive,
-        default=10 * 1024 * 1024,
-    )
-    parser.option(
-        "--tries N",
-        "attempts for a URL that fails or is answered 429 or 503 (3)",
-        type=positive,
-        default=3,
-    )
-    parser.option(
-        "--timeout SECONDS",
-        "network time of one request (300); waiting for the host does not count",
-        type=seconds,
-        default=300.0,
-    )
-    parser.option(
-        "--max-wait SECONDS",
-        "stop if no host is due this long after the last request (3600); run again to resume",
-        type=seconds,
-        default=3600.0,
-    )
 
 
 def _path(text: str) -> str:
@@ -110,10 +52,32 @@ def _concurrency(text: str) -> int:
     return number
 
 
+_FILES = {
+    "-i --input FILE": "URLs, one per line; # starts a comment",
+    "-o --output DIR": f"folder for pages and {MANIFEST}; an interrupted crawl resumes",
+    "--warc FILE": "WARC 1.1, compressed if it ends in .gz; resumes by FILE.* next to it, or by -o",
+}
+_AUDIT = "write the audit record there: each robots.txt, request and refusal"
+_CHOICES = {
+    "--sitemap ORIGIN...": "every page that the sitemaps of its robots.txt list (repeatable)",
+    "--since DATE": "of --sitemap, no page certainly not modified since, such as 2026-11-01",
+    "--retry-denied": "ask again about URLs that an earlier run was denied (refusals by the guard "
+    "or by an override of the configuration are always asked about again)",
+    "--denied-ok": "exit 0 if every URL was fetched or denied, as scripts under `set -e` need",
+}
+_LIMITS: tuple[tuple[str, Callable[[str], float], float, str], ...] = (
+    ("--concurrency N", _concurrency, 100, "requests in flight (100); each host has its own limit"),
+    ("--max-body BYTES", positive, 10 * 1024 * 1024, "maximum bytes to read of one body (10 MiB)"),
+    ("--tries N", positive, 3, "attempts for a URL that fails or is answered 429 or 503 (3)"),
+    ("--timeout SECONDS", seconds, 300.0, "network time of one request, without waiting (300)"),
+    ("--max-wait SECONDS", seconds, 3600.0, "stop if no host is due so long after a page (3600)"),
+)
+
+
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if every URL was fetched (with --denied-ok: or denied), 1 if not, 130 after Ctrl-C."""
     from gatekeeper.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
-    from gatekeeper.crawl.runner import Job, crawl  # noqa: PLC0415
+    from gatekeeper.crawl.runner import crawl  # noqa: PLC0415
     from gatekeeper.sidecar.listening import (  # noqa: PLC0415
         loop_factory,
         raise_file_limit,
@@ -140,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
         since=None if args.since is None else parse_since(args.since),
         output=Path(args.output) if args.output is not None else None,
         warc=Path(args.warc) if args.warc is not None else None,
-        limits=Limits(concurrency=args.concurrency, max_body=args.max_body, tries=args.tries),
+        concurrency=args.concurrency,
+        max_body=args.max_body,
+        tries=args.tries,
         timeout=args.timeout,
         max_wait=args.max_wait,
         as_json=args.json,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -28,9 +28,17 @@ from gatekeeper.crawl.output import (
     Warc,
     about_page,
     patiently,
+    tell_shortage,
 )
-from gatekeeper.crawl.progress import Tally, WaitingHosts
-from gatekeeper.crawl.sources import GivenURL, Limits
+from gatekeeper.crawl.progress import (
+    Holdup,
+    HoldupReporter,
+    Progress,
+    Speedometer,
+    Tally,
+    WaitingHosts,
+)
+from gatekeeper.crawl.sources import GivenURL, Job
 from gatekeeper.decision import Decision
 from gatekeeper.descriptors import describe_shortage, is_shortage
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL, StorageError
@@ -41,12 +49,12 @@ from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.page_rules import PAGE_FIELDS, html_in, page_signals
 from gatekeeper.queue.polite import PoliteQueue, Turn
 from gatekeeper.session.middleware import signals
+from gatekeeper.session.polite import session_gate
+from gatekeeper.terminal import json_text
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
     from gatekeeper.gate.lease import Lease
-    from gatekeeper.gate.parts import GateAudit
 
 _T = TypeVar("_T")
 
@@ -61,10 +69,9 @@ class Answer(msgspec.Struct, frozen=True):
     decision: Decision
     """The decision of the lease that the request was sent under."""
     at: datetime
-    elapsed: float
-    took: float
     location: str | None
-    signals: dict[str, Any] | None
+    told: dict[str, Any]
+    """What the entry of a fetched URL says about the response."""
     audit: tuple[str, int] | None = None
     """The chain and the number of the lease's line in the audit record."""
 
@@ -87,16 +94,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     def fetched(self, answer: Answer, **stored: Any) -> Entry:
         """Return the entry of a fetched URL; `stored` describes its body."""
-        return self.entry(
-            Result.FETCHED,
-            answer.at,
-            status=answer.response.status,
-            decision=answer.decision,
-            elapsed=round(answer.elapsed, 6),
-            took=round(answer.took, 6),
-            signals=answer.signals,
-            **stored,
-        )
+        return self.entry(Result.FETCHED, answer.at, **answer.told, **stored)
 
     def entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
         """Return the entry of the given URL with this outcome."""
@@ -115,67 +113,6 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 _log = logging.getLogger(__name__)
-
-_ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
-
-
-def request_headers(*, record: bool) -> dict[str, str]:
-    """Return the header fields of every request. `record`: for a WARC, with uncompressed bodies."""
-    headers: dict[str, str] = {hdrs.ACCEPT: _ACCEPT}
-    if record:
-        headers[hdrs.ACCEPT_ENCODING] = "identity"
-    return headers
-
-
-async def exchange(
-    session: aiohttp.ClientSession,
-    lease: Lease,
-    body: Body,
-    *,
-    clock: Clock,
-    record: bool,
-    audit: GateAudit | None = None,
-) -> Answer:
-    """Send a request and receive the response. A redirect's body is read only with `record`.
-
-    Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
-    """
-    started, at = clock.monotonic(), utc(clock.wall())
-    # The request is sent only once: the crawl counts and times each try, and retries by its queue.
-    url = URL(lease.url, encoded=True)
-    request = session.get(url, allow_redirects=False, middlewares=(send_once,))
-    async with request as response:
-        elapsed = clock.monotonic() - started
-        location = response.headers.get(hdrs.LOCATION)
-        if response.status not in REDIRECTS:
-            location = None
-        if location is None:
-            await body.receive(response.content)
-        elif record:
-            await _receive_redirect_body(body, response.content)
-        if body.cut or (location is not None and not record):
-            response.close()  # the rest of the body is not needed
-        return Answer(
-            response=response,
-            decision=lease.decision,
-            at=at,
-            elapsed=elapsed,
-            took=clock.monotonic() - started,
-            location=location,
-            signals=_signals_of(response, bytes(body.start)),
-            audit=None if audit is None else audit.place_of(lease),
-        )
-
-
-async def _receive_redirect_body(body: Body, content: aiohttp.StreamReader) -> None:
-    """Receive the body of a redirect as far as it arrives; only the WARC record needs it."""
-    try:
-        await body.receive(content)
-    except TimeoutError:
-        body.cut = "time"
-    except aiohttp.ClientError:
-        body.cut = "disconnect"
-
 
 _NO_SIGNALS = page_signals({}, "")
 
@@ -216,8 +153,7 @@ _SPARES_EACH = 19
 """Maximum of such additional workers for each regular one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(NamedTuple):
     """Where results are stored; any part may be None."""
 
     manifest: Manifest | None = None
@@ -234,26 +170,27 @@ class Crawl:
 
     def __init__(
         self,
+        job: Job,
         session: aiohttp.ClientSession,
-        gate: Gatekeeper,
-        *,
-        clock: Clock,
-        limits: Limits,
         outputs: Outputs,
+        clock: Clock,
+        progress: Progress,
     ) -> None:
+        gate = session_gate(session)
+        self._job, self._progress = job, progress
+        self._holdups, self._speed = HoldupReporter(progress.say), Speedometer()
         self.tally: Tally = Tally()
         self.hosts: WaitingHosts = WaitingHosts()
         self.queue: PoliteQueue = PoliteQueue(
-            gate, on_denied=self._on_denied, on_deferred=self.on_deferred
+            gate, on_denied=self._on_denied, on_deferred=self._on_deferred
         )
         self._session = session
         self._gate = gate
         self._clock = clock
-        self._limits = limits
-        self._outputs = outputs
+        self._manifest, self._folder, self._warc = outputs
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
-        self._chains = RedirectChains(limits.redirects)
+        self._chains = RedirectChains(job.redirects)
         # Only URLs that were redirected or tried before; the attempt of any other URL is the URL.
         self._attempts: dict[str, list[Attempt]] = {}
         self._queue_shrunk = asyncio.Event()
@@ -262,29 +199,16 @@ class Crawl:
         self._in_progress: dict[asyncio.Task[Any] | None, str] = {}
         # Hosts that do not accept connections must not occupy the workers of those that answer, so
         # additional workers are started while requests connect slowly.
-        self._workers: set[asyncio.Task[None]] = set()
-        self._idle: set[asyncio.Task[None]] = set()
-        """Workers that wait for a lease."""
-        self._slow = 0
-        """Requests that are slow to connect."""
-        self._most = within_open_files(limits.concurrency * (1 + _SPARES_EACH))
+        self._workers: set[asyncio.Task[Any]] = set()
+        self._slow: set[asyncio.Task[Any]] = set()
+        """Workers whose requests are slow to connect."""
+        self._most = within_open_files(job.concurrency * (1 + _SPARES_EACH))
         """Workers at most, the additional ones included."""
         self._warc_lock = asyncio.Lock()
         self._parts = gate.parts
         self._robots = RobotsTexts(self._on_many_robots)
-        self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
-
-    def on_entry(self, entry: Entry) -> None:
-        """Called with each entry."""
-
-    def on_deferred(self, decision: Decision) -> None:
-        """Called with each decision that defers an origin."""
-
-    async def on_setback(self, origin: str) -> None:
-        """Called with the origin of a URL that will be requested again, after its failure was
-        reported."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -299,44 +223,64 @@ class Crawl:
 
     async def run(self, source: AsyncIterator[GivenURL]) -> None:
         """Crawl until every URL has its entry, or until shortly after `stop`."""
-        if self._outputs.warc is not None:
+        if self._warc is not None:
             self._parts.followers.append(self._robots)
-        async with self.queue, asyncio.TaskGroup() as group:
-            feeder = group.create_task(self._feed(source))
-            self._group = group
-            self._adjust_workers(0)
+        async with self.queue, asyncio.TaskGroup() as self._group:
+            feeder = self._group.create_task(self._feed(source))
+            self._adjust_workers()
             await self._stop.wait()
             feeder.cancel()
-            for worker in self._workers:
-                if worker not in self._in_progress:
-                    worker.cancel()
+            for worker in self._idle:
+                worker.cancel()
             if self._workers:
                 await self._await_workers()
         await self._write_robots()
 
     @property
+    def _idle(self) -> set[asyncio.Task[Any]]:
+        """The workers that wait for a lease."""
+        return self._workers - self._in_progress.keys()
+
+    @property
     def _too_many(self) -> int:
         """How many workers there are too many; below 0: too few."""
-        return len(self._workers) - min(self._limits.concurrency + self._slow, self._most)
+        return len(self._workers) - min(self._job.concurrency + len(self._slow), self._most)
 
-    def _adjust_workers(self, slow: int) -> None:
-        """Start or end workers after the number of slow connections has changed by `slow`. One that
-        has a request ends after it."""
-        self._slow += slow
+    def _adjust_workers(self) -> None:
+        """Start or end workers after a connection became slow or was made. One that has a request
+        ends after it."""
         while self._too_many < 0 and not self._stop.is_set():
             # An empty context: an additional worker must not look like a child of the worker that
             # started it, which would seem to wait for its parent's lease.
             worker = self._group.create_task(self._work(), context=Context())
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
-        if self._too_many > 0 and self._idle:
-            worker = self._idle.pop()
+        if self._too_many > 0 and (idle := self._idle):
+            worker = idle.pop()
             self._workers.discard(worker)
             worker.cancel()
 
+    def _watch_connecting(self, worker: asyncio.Task[Any]) -> Callable[[bool], None]:
+        """Return what the guarded connector calls at the start and the end of a worker's
+        connecting: while that takes long, another worker is started in place of this one."""
+
+        def is_slow() -> None:
+            self._slow.add(worker)
+            self._adjust_workers()
+
+        timer = SingleTimer(self._clock, is_slow)
+
+        def changed(starts: bool) -> None:
+            timer.set(self._clock.monotonic() + _SLOW_CONNECT if starts else math.inf)
+            if not starts and worker in self._slow:
+                self._slow.discard(worker)
+                self._adjust_workers()
+
+        return changed
+
     async def _await_workers(self) -> None:
         try:
-            async with deadline(self._clock, self._limits.grace):
+            async with deadline(self._clock, self._job.grace):
                 await asyncio.wait(self._workers)
         except TimeoutError:
             for worker in self._workers:
@@ -346,22 +290,14 @@ class Crawl:
 
     async def _feed(self, source: AsyncIterator[GivenURL]) -> None:
         async for given in source:
-            try:
-                accepted = self._accept(given)
-            except GatekeeperError:
-                raise  # not caused by this URL, but by the manifest, for example
-            except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-                accepted = None
-                self._refuse(_internal_error(given.text, error), given.where)
-            if accepted is not None:
+            if (accepted := self._accept(given)) is not None:
                 # Redirects and retries do not wait: a worker that waited would make no room.
                 while self.queue.qsize() >= MAX_QUEUED:
                     self._queue_shrunk.clear()
                     await self._queue_shrunk.wait()
                 url, origin = accepted
                 self.hosts[origin] += 1
-                manifest = self._outputs.manifest
-                tried = manifest is not None and manifest.tried(url)
+                tried = self._manifest is not None and self._manifest.tried(url)
                 self.queue.put_nowait(url, priority=_AFTER_OTHERS if tried else 0)
         self.tally.complete = True
         self._stop_if_done()
@@ -375,8 +311,8 @@ class Crawl:
         raw = given.text
         try:
             target = urls.parse(raw)
-        except InvalidURL as error:
-            self._refuse(error, given.where)
+        except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
+            self._refuse(_invalid(raw, error), given.where)
             return None
         url = target.url
         if self._skip(url):
@@ -400,10 +336,10 @@ class Crawl:
         """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
         unarchived = refused = False
         if url not in self._chains:
-            manifest = self._outputs.manifest
-            if manifest is None or not manifest.done(url):
+            if self._manifest is None or not self._manifest.done(url):
                 return False
-            unarchived, refused = manifest.unarchived(url), not manifest.fetched(url)
+            unarchived = self._manifest.unarchived(url)
+            refused = not self._manifest.fetched(url)
         self.tally.skip(unarchived=unarchived, refused=refused, is_url=is_url)
         return True
 
@@ -414,7 +350,10 @@ class Crawl:
 
     async def _retry(self, url: str, attempt: Attempt) -> None:
         self._requeue(url, replace(attempt, tries=attempt.tries + 1), _AFTER_OTHERS)
-        await self.on_setback(urls.split(url)[0])
+        # Say which host the crawl waits for, and for how long.
+        due = await self.hosts.due(urls.split(url)[0], self._gate, self._clock)
+        if due.holdup is not None:
+            self._holdups.report(due.origin, due.holdup, due.slowed)
 
     def _take_attempt(self, shown: str) -> Attempt:
         """Take the attempt so far of a URL that comes out of the queue."""
@@ -430,13 +369,9 @@ class Crawl:
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
-        connecting.set(_ConnectWatch(self._clock, self._adjust_workers))
+        connecting.set(self._watch_connecting(task))
         while not self._stop.is_set() and self._too_many <= 0:
-            self._idle.add(task)
-            try:
-                turn = await self.queue.get()
-            finally:
-                self._idle.discard(task)
+            turn = await self.queue.get()
             self._queue_shrunk.set()
             # There is no await after the lease was taken, so this task is not cancelled as idle.
             self._in_progress[task] = turn.url
@@ -454,23 +389,15 @@ class Crawl:
         url = turn.url
         self.hosts.drop(turn.origin)
         attempt = self._take_attempt(_masked(url))
-        if self._outputs.manifest is not None and attempt.tries == 1 and not attempt.redirects:
-            self._outputs.manifest.begin(attempt.url)
-        spool = self._outputs.warc is not None
-        limit = self._limits.max_body
+        if self._manifest is not None and attempt.tries == 1 and not attempt.redirects:
+            self._manifest.begin(attempt.url)
+        spool, limit = self._warc is not None, self._job.max_body
         # `attempt.last` is the URL that came out of the queue, without credentials.
-        folder, clock = self._outputs.folder, self._clock
+        folder, clock = self._folder, self._clock
         with Body(attempt.last, folder, limit=limit, spool=spool, clock=clock) as body:
             try:
                 async with turn as lease:
-                    answer = await exchange(
-                        self._session,
-                        lease,
-                        body,
-                        clock=self._clock,
-                        record=spool,
-                        audit=self._parts.audit,
-                    )
+                    answer = await self.exchange(lease, body)
             except Deferred as error:  # temporary: the URL must not be recorded as denied
                 await self._handle_failure(url, attempt, error)
             except Denied as error:  # robots.txt changed between the grant and the request
@@ -482,38 +409,70 @@ class Crawl:
             except GatekeeperError:
                 raise  # not caused by this URL, but by a full disk, for example
             except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-                self._fail(attempt, _internal_error(url, error).problem)
+                self._fail(attempt, _invalid(url, error).problem)
             else:
                 await self._handle_response(url, attempt, answer, body)
+
+    async def exchange(self, lease: Lease, body: Body) -> Answer:
+        """Send a request and receive the response. A redirect's body is read only for a WARC file.
+
+        Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
+        """
+        clock, record, audit = self._clock, self._warc is not None, self._parts.audit
+        started, at = clock.monotonic(), utc(clock.wall())
+        # It is sent only once: the crawl counts and times each try, and retries by its queue.
+        url = URL(lease.url, encoded=True)
+        request = self._session.get(url, allow_redirects=False, middlewares=(send_once,))
+        async with request as response:
+            elapsed = clock.monotonic() - started
+            redirects = response.status in REDIRECTS
+            location = response.headers.get(hdrs.LOCATION) if redirects else None
+            if location is None or record:
+                try:
+                    await body.receive(response.content)
+                except (TimeoutError, aiohttp.ClientError) as error:
+                    if location is None:
+                        raise
+                    # The body of a redirect is recorded as far as it arrives.
+                    body.cut = "time" if isinstance(error, TimeoutError) else "disconnect"
+            if body.cut or (location is not None and not record):
+                response.close()  # the rest of the body is not needed
+            told = {
+                "status": response.status,
+                "decision": lease.decision,
+                "elapsed": round(elapsed, 6),
+                "took": round(clock.monotonic() - started, 6),
+                "signals": _signals_of(response, bytes(body.start)),
+            }
+            place = None if audit is None else audit.place_of(lease)
+            return Answer(response, lease.decision, at, location, told, place)
 
     async def _handle_response(
         self, url: str, attempt: Attempt, answer: Answer, body: Body
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
         self._short_since, status = None, answer.response.status
-        warc = await self._patiently(partial(self._write_warc, answer, body))
+        warc = await patiently(self._clock, partial(self._write_warc, answer, body))
         if answer.location is not None:
             self._follow(url, attempt, answer)
         elif status not in _RETRY_STATUSES:
             self._finish(await self._stored_entry(attempt, answer, body, warc))
-        elif attempt.tries < self._limits.tries:
+        elif attempt.tries < self._job.tries:
             await self._retry(url, attempt)
         else:
-            error = f"answered {status}, try {attempt.tries} of {self._limits.tries}"
+            error = f"answered {status}, try {attempt.tries} of {self._job.tries}"
             self._fail(attempt, error, answer.at, status=status, warc=warc)
 
     def _follow(self, url: str, attempt: Attempt, answer: Answer) -> None:
         """Queue the target of a redirect, or finish the URL if it can't be followed."""
-        if len(attempt.redirects) >= self._limits.redirects:
-            self._fail(attempt, f"more than {self._limits.redirects} redirects")
+        if len(attempt.redirects) >= self._job.redirects:
+            self._fail(attempt, f"more than {self._job.redirects} redirects")
             return
         try:
             destination = urls.join(urls.parse(url), answer.location or "")
-        except InvalidURL as error:
-            self._fail(attempt, f"redirected to an invalid URL: {error.problem}")
-            return
         except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-            self._fail(attempt, _internal_error(answer.location or "", error).problem)
+            invalid = _invalid(answer.location or "", error)
+            self._fail(attempt, f"redirected to an invalid URL: {invalid.problem}")
             return
         if destination.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
             self._fail(attempt, f"redirected to {destination.origin} with credentials in the URL")
@@ -524,9 +483,9 @@ class Crawl:
             return
         start, hop = attempt, (answer.response.status, target)
         attempt = replace(start, redirects=(*start.redirects, hop))
-        manifest = self._outputs.manifest
         outcome = self._chains.outcome(target)
-        if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
+        known = self._manifest is not None and self._manifest.fetched(target)
+        if outcome is Result.FETCHED or known:
             self._finish(attempt.fetched(answer))
         elif outcome is Result.FAILED:
             self._fail(attempt, "failed before")
@@ -543,7 +502,7 @@ class Crawl:
         if is_shortage(error):  # nothing was sent
             await self._pause_for_descriptors()
             self._requeue(url, attempt, _BEFORE_OTHERS)
-        elif attempt.tries < self._limits.tries:
+        elif attempt.tries < self._job.tries:
             await self._retry(url, attempt)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))
@@ -555,22 +514,20 @@ class Crawl:
         now = self._clock.monotonic()
         self._short_since = now if self._short_since is None else self._short_since
         if now == self._short_since:
-            _tell_shortage()
+            tell_shortage()
         if now - self._short_since >= DESCRIPTOR_WAIT:
             raise StorageError(describe_shortage())
         await self._clock.sleep(DESCRIPTOR_PAUSE)
 
     async def _write_warc(self, answer: Answer, body: Body) -> WarcPlace | None:
         """Append the response to the WARC file, if there is one."""
-        if (warc := self._outputs.warc) is None:
+        if (warc := self._warc) is None:
             return None
         record = self._parts.directory.recall(answer.decision.origin)
         digest = None if record is None else self._robots.note(record)
         about = about_page(answer.decision, digest, answer.audit)
-        content, size, cut = body.open(), body.size, body.cut
-        place: WarcPlace = await self._in_archive(
-            lambda: warc.write(answer.response, answer.at, content, size=size, cut=cut, about=about)
-        )
+        write = partial(warc.write, answer.response, answer.at, body, about)
+        place: WarcPlace = await self._in_archive(write)
         await self._write_robots()
         return place
 
@@ -581,8 +538,8 @@ class Crawl:
 
     async def _write_robots(self) -> None:
         """Append the robots.txt files that have come to the WARC file."""
-        if self._outputs.warc is not None and (texts := self._robots.take()):
-            await self._in_archive(partial(self._outputs.warc.write_robots, texts))
+        if self._warc is not None and (texts := self._robots.take()):
+            await self._in_archive(partial(self._warc.write_robots, texts))
 
     async def _in_archive(self, write: Callable[[], _T]) -> _T:
         """Call a method of the WARC file in a thread, one at a time."""
@@ -605,7 +562,7 @@ class Crawl:
         """Store the body, then return its entry; the WARC file has the response already."""
         headers = answer.response.headers
         kind = headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
-        encoding = headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
+        encoding = headers.get(hdrs.CONTENT_ENCODING) if self._warc else None
         return attempt.fetched(
             answer,
             size=body.size,
@@ -613,11 +570,14 @@ class Crawl:
             truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
-            file=await self._patiently(partial(body.keep, kind)),
+            file=await patiently(self._clock, partial(body.keep, kind)),
             warc=warc,
         )
 
     # -- entries
+
+    def _on_deferred(self, decision: Decision) -> None:
+        self._holdups.report(decision.origin, Holdup.of(decision))
 
     def _on_denied(self, decision: Decision) -> None:
         self._queue_shrunk.set()
@@ -641,20 +601,20 @@ class Crawl:
         """
         ended = [entry]
         for each in ended:  # the list grows during the loop
-            if self._outputs.manifest is not None:
-                self._outputs.manifest.write(each)
+            if self._manifest is not None:
+                self._manifest.write(each)
             self.tally.add(each)
-            self.on_entry(each)
+            if self._job.as_json:
+                print(json_text(each), flush=True)
+            self._progress.entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
 
 
-def _tell_shortage() -> None:
-    _log.warning("the crawl waits: %s", describe_shortage())
-
-
-def _internal_error(url: str, error: Exception) -> InvalidURL:
-    """Log an unexpected error, and return it as an error of one URL, so that the crawl goes on."""
+def _invalid(url: str, error: Exception) -> InvalidURL:
+    """Return an error as one of its URL, so that the crawl goes on. Log an unexpected one."""
+    if isinstance(error, InvalidURL):
+        return error
     _log.error("%s: internal error", urls.mask(url, query=False), exc_info=error)
     return InvalidURL(urls.mask(url), f"internal error of gatekeeper ({type(error).__name__})")
 
@@ -662,27 +622,3 @@ def _internal_error(url: str, error: Exception) -> InvalidURL:
 def _masked(url: str) -> str:
     """Return the URL as a decision shows it."""
     return urls.without_userinfo(url) if "@" in url else url
-
-
-class _ConnectWatch:
-    """Callback of the guarded connector for the start and the end of a worker's connecting."""
-
-    def __init__(self, clock: Clock, changed: Callable[[int], object]) -> None:
-        """`changed` is called with 1 if connecting takes long, and with -1 at the end of that."""
-        self._clock = clock
-        self._changed = changed
-        self._timer = SingleTimer(clock, self._on_timer)
-        self._slow = 0
-
-    def __call__(self, starts: bool) -> None:
-        self._timer.cancel()
-        if starts:
-            self._timer.set(self._clock.monotonic() + _SLOW_CONNECT)
-        elif self._slow:
-            self._slow = 0
-            self._changed(-1)
-
-    def _on_timer(self) -> None:
-        if not self._slow:
-            self._slow = 1
-            self._changed(1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -29,15 +30,12 @@ from gatekeeper.errors import StorageError
 
 NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 """Flag of os.open: fail at a symbolic link. 0 on systems without such a flag (Windows)."""
-_DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_HAS_DIR_FD: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
 _APPEND: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK
-_Directory = tuple[str, int | None]
 
 
 class Folder:
-    """A directory, and the files in its subdirectories. No symbolic link in it is followed.
+    """A directory, and the files in its subdirectories. No symbolic link that is in it is followed.
 
     Each method raises StorageError, which names the file.
     """
@@ -51,61 +49,43 @@ class Folder:
         The subdirectory is created if needed.
         """
         with self._opened(directory) as (folder,):
-            return os.fdopen(create_file(folder, name), "w+b")
+            return os.fdopen(create_file(os.path.join(folder, name)), "w+b")
 
     def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
         with self._opened(path[0], to[0]) as (source, target):
-            old, new = source[0] + path[1], target[0] + to[1]
-            os.replace(old, new, src_dir_fd=source[1], dst_dir_fd=target[1])
+            os.replace(os.path.join(source, path[1]), os.path.join(target, to[1]))
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file, if it exists."""
         with self._opened(directory) as (folder,), suppress(FileNotFoundError):
-            os.unlink(folder[0] + name, dir_fd=folder[1])
+            os.unlink(os.path.join(folder, name))
 
     @contextmanager
-    def _opened(self, *directories: str) -> Iterator[list[_Directory]]:
-        """Give the location of each subdirectory, which is created if needed."""
-        opened: list[int] = []
+    def _opened(self, *directories: str) -> Iterator[list[str]]:
+        """Give the path of each subdirectory, which is created if needed."""
+        paths = [os.path.join(self.path, directory) for directory in directories]  # no Path: slow
         try:
-            yield [self._open(directory, opened) for directory in directories]
+            for path in paths:
+                try:
+                    is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+                except FileNotFoundError:
+                    os.mkdir(path)
+                    continue
+                if is_link:
+                    raise _symlink_error(path)
+            yield paths
         except OSError as error:
-            for directory in directories:
-                if (path := self.path / directory).is_symlink():
-                    raise _symlink_error(path) from error
-            raise not_stored(self.path / directories[-1], error) from error
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
-
-    def _open(self, directory: str, opened: list[int]) -> _Directory:
-        """Return the prefix for names in a subdirectory, and the descriptor they are relative to.
-
-        A descriptor that is opened for this is added to `opened`.
-        """
-        path = f"{self.path}{os.sep}{directory}"
-        if not _HAS_DIR_FD:
-            Path(path).mkdir(exist_ok=True)
-            if Path(path).is_symlink():
-                raise _symlink_error(Path(path))
-            return f"{path}{os.sep}", None
-        try:
-            descriptor = os.open(path, _DIRECTORY | NO_LINK)
-        except FileNotFoundError:
-            os.mkdir(path)
-            descriptor = os.open(path, _DIRECTORY | NO_LINK)
-        opened.append(descriptor)
-        return "", descriptor
+            raise not_stored(paths[-1], error) from error
 
 
-def create_file(directory: _Directory, name: str) -> int:
+def create_file(path: str) -> int:
     """Create a file, replacing a file or link of that name, and return its descriptor."""
     try:
-        return os.open(directory[0] + name, _CREATE, 0o644, dir_fd=directory[1])
+        return os.open(path, _CREATE, 0o644)
     except FileExistsError:
-        os.unlink(directory[0] + name, dir_fd=directory[1])
-        return os.open(directory[0] + name, _CREATE, 0o644, dir_fd=directory[1])
+        os.unlink(path)
+        return os.open(path, _CREATE, 0o644)
 
 
 def not_stored(path: Path | str, error: OSError) -> StorageError:
@@ -131,7 +111,7 @@ def refuse_links(folder: Path, *names: str) -> None:
                 raise _symlink_error(folder / entry.name)
 
 
-def _symlink_error(path: Path) -> StorageError:
+def _symlink_error(path: Path | str) -> StorageError:
     return StorageError(
         f"{path}: is a symbolic link, which a crawl's output must not contain; remove it"
     )
@@ -307,27 +287,22 @@ class Manifest:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
         # If there are several lines about one URL, the last one counts.
-        retries, key = self._retry_denied and entry.tries > 0, digest(entry.url)
-        self._refused.discard(key)
-        if entry.outcome is Result.FETCHED or (entry.refused and not retries):
+        key, fetched = digest(entry.url), entry.outcome is Result.FETCHED
+        refused = entry.refused and not (self._retry_denied and entry.tries > 0)
+        (self._refused.add if refused else self._refused.discard)(key)
+        if fetched or refused:
             self._kinds.pop(key, None)
             self._tried.discard(key)
-            if entry.refused:
-                self._refused.add(key)
         else:
             self._kinds[key] = entry.kind
             if entry.outcome is Result.FAILED:
                 self._tried.add(key)
-        if entry.outcome is Result.FETCHED:
-            self._fetched.add(key)
-            if entry.size is None:
-                return
+        if fetched:
             # Hops count as fetched only if this entry has the page that they led to.
-            hops = [digest(hop) for _, hop in entry.redirects]
-            self._fetched.update(hops)
-            if self._archive is not None and (
-                entry.warc is None or entry.warc.file != self._archive
-            ):
+            hops = [] if entry.size is None else [digest(hop) for _, hop in entry.redirects]
+            self._fetched.update((key, *hops))
+            archive = None if entry.warc is None else entry.warc.file
+            if entry.size is not None and self._archive not in (None, archive):
                 self._unarchived.update((key, *hops))
 
     @staticmethod

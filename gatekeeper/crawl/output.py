@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
+import logging
 import re
 import tempfile
 import zlib
@@ -24,12 +25,14 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.crawl.manifest import Folder, WarcPlace, not_stored
 from gatekeeper.decision import Decision, State
-from gatekeeper.descriptors import is_shortage, with_descriptor
+from gatekeeper.descriptors import describe_shortage, is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
 from gatekeeper.page_rules import MAX_HTML
 
 if TYPE_CHECKING:
     from gatekeeper.fetching.records import Record
+
+_log = logging.getLogger(__name__)
 
 # --- waiting for a file descriptor -----------------------------------------------------------
 
@@ -39,11 +42,14 @@ DESCRIPTOR_PAUSE = 1.0
 """Seconds between two attempts to get one."""
 
 
-async def patiently(
-    clock: Clock, action: Callable[[], Any], tell: Callable[[], object] = lambda: None
-) -> Any:
+def tell_shortage() -> None:
+    """Log that the crawl waits for a file descriptor."""
+    _log.warning("the crawl waits: %s", describe_shortage())
+
+
+async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
     """Return the result of `action`, awaited if need be; repeat it while it finds no file
-    descriptor. After 300 s the error is raised. `tell` is called before the first wait."""
+    descriptor. After 300 s the error is raised."""
 
     async def attempt() -> Any:
         result = action()
@@ -57,7 +63,7 @@ async def patiently(
             if not is_shortage(error) or clock.monotonic() - began >= DESCRIPTOR_WAIT:
                 raise
         if not told:
-            tell()
+            tell_shortage()
             told = True
         await clock.sleep(DESCRIPTOR_PAUSE)
 
@@ -139,20 +145,18 @@ class Body:
         self._limit = limit
         self._counts_only = folder is None and not spool
         self._hash = hashlib.sha256()
-        self._file: IO[bytes] | None = None
-        self._pieces: list[bytes] = []
-        """The parts received before the file was created."""
+        self._memory = io.BytesIO()
+        self._file: IO[bytes] = self._memory
 
     def __enter__(self) -> Body:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # the body is discarded anyway
-                self._file.close()
-            if self._folder is not None:
-                with suppress(StorageError):  # the next try for the URL replaces it
-                    self._folder.remove(_PARTS, self._name)
+        with suppress(OSError):  # the body is discarded anyway
+            self._file.close()
+        if self._folder is not None and self._file is not self._memory:
+            with suppress(StorageError):  # the next try for the URL replaces it
+                self._folder.remove(_PARTS, self._name)
 
     @property
     def sha256(self) -> str:
@@ -164,7 +168,7 @@ class Body:
         while piece := await content.readany():
             room = self._limit - self.size
             self._write(piece[:room])
-            if self.size > MAX_IN_MEMORY and self._file is None and not self._counts_only:
+            if self.size > MAX_IN_MEMORY and not self._counts_only:
                 await patiently(self._clock, self._create_file)
             if len(piece) > room:
                 self.cut = "length"
@@ -173,27 +177,20 @@ class Body:
     def _write(self, piece: bytes) -> None:
         self.size += len(piece)
         self._hash.update(piece)
-        if len(self.start) < MAX_HTML:
-            self.start += piece[: MAX_HTML - len(self.start)]
-        if self._file is not None:
-            self._append(self._file, piece)
-        elif not self._counts_only:
-            self._pieces.append(piece)
+        self.start += piece[: MAX_HTML - len(self.start)]
+        if not self._counts_only:
+            with self._storing():
+                self._file.write(piece)
 
-    def _create_file(self) -> IO[bytes]:
-        """Create the file, and write everything received so far."""
-        with self._storing():
-            if self._folder is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-            else:
-                self._file = self._folder.create(_PARTS, self._name)
-        self._append(self._file, b"".join(self._pieces))
-        self._pieces.clear()
-        return self._file
-
-    def _append(self, file: IO[bytes], piece: bytes) -> None:
-        with self._storing():
-            file.write(piece)
+    def _create_file(self) -> None:
+        """Create the file, unless it exists, and write everything received so far."""
+        if self._file is self._memory:
+            with self._storing():
+                if self._folder is None:
+                    self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+                else:
+                    self._file = self._folder.create(_PARTS, self._name)
+                self._file.write(self._memory.getbuffer())
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
@@ -206,12 +203,9 @@ class Body:
 
     def open(self) -> IO[bytes]:
         """Return the bytes received, as a file at its beginning."""
-        if self._file is None and self._folder is None:
-            return io.BytesIO(b"".join(self._pieces))
-        file = self._file or self._create_file()
-        file.flush()
-        file.seek(0)
-        return file
+        self._file.flush()
+        self._file.seek(0)
+        return self._file
 
     def keep(self, content_type: str) -> str | None:
         """Move the body to its final place, replacing an earlier one; return its path there.
@@ -222,11 +216,11 @@ class Body:
             return None
         path = name_for(self._url, content_type)
         directory, _, name = path.partition("/")
-        file = self._file or self._create_file()
+        self._create_file()
         with self._storing():
-            file.close()
+            self._file.close()
         self._folder.move((_PARTS, self._name), (directory, name))
-        self._file = None
+        self._file = self._memory
         return path
 
 
@@ -466,20 +460,14 @@ class Warc:
 
     def _is_ours(self, file: IO[bytes]) -> bool:
         """Return True if the file starts with a warcinfo record of any version of this program."""
-        from warcio.archiveiterator import ArchiveIterator  # noqa: PLC0415 - an extra
-        from warcio.exceptions import ArchiveLoadFailed  # noqa: PLC0415
-
-        program = self._software.partition("/")[0]
         file.seek(0)
-        try:
-            first = next(iter(ArchiveIterator(file)), None)
-            return (
-                first is not None
-                and first.rec_type == "warcinfo"
-                and f"software: {program}/".encode() in first.content_stream().read(65_536)
-            )
-        except (ArchiveLoadFailed, EOFError, OSError, ValueError):
-            return False
+        start, program = file.read(_BLOCK), self._software.partition("/")[0]
+        with suppress(zlib.error):  # not compressed, or no archive
+            start = zlib.decompressobj(31).decompress(start, _BLOCK)
+        head, _, rest = start.partition(_BLANK_LINE)
+        about, _, _ = rest.partition(_BLANK_LINE)
+        is_info = head.startswith(_MAGIC) and b"\r\nWARC-Type: warcinfo" in head
+        return is_info and f"software: {program}/".encode() in about
 
     @contextmanager
     def _rollback(self) -> Iterator[None]:
@@ -497,20 +485,10 @@ class Warc:
             raise
 
     def write(
-        self,
-        answer: aiohttp.ClientResponse,
-        at: datetime,
-        body: IO[bytes],
-        *,
-        size: int,
-        cut: str | None = None,
-        about: Mapping[str, object] | None = None,
+        self, answer: aiohttp.ClientResponse, at: datetime, body: Body, about: Mapping[str, object]
     ) -> WarcPlace:
         """Append a request that was sent at that time, its response, and a metadata record with
-        `about` (ISO 28500:2017 section 6.5), and return their position.
-
-        `cut`: why the body is incomplete, as a value of WARC-Truncated.
-        """
+        `about` (ISO 28500:2017 section 6.5), and return their position."""
         from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
 
         offset, create, url = self._file.tell(), self._writer.create_warc_record, str(answer.url)
@@ -525,20 +503,19 @@ class Warc:
         response = create(
             url,
             "response",
-            payload=body,
-            length=size,
+            payload=body.open(),
+            length=body.size,
             http_headers=StatusAndHeaders(
                 f"{answer.status} {answer.reason or ''}".rstrip(),
                 _stored_fields(answer.raw_headers),
                 protocol=f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1",
             ),
-            warc_headers_dict=common | ({"WARC-Truncated": cut} if cut else {}),
+            warc_headers_dict=common | ({"WARC-Truncated": body.cut} if body.cut else {}),
         )
         request = create(url, "request", http_headers=sent, warc_headers_dict=dict(common))
         with self._rollback():
             self._writer.write_request_response_pair(request, response)
-            if about is not None:
-                self._write_metadata(url, common["WARC-Date"], about, response)
+            self._write_metadata(url, common["WARC-Date"], about, response)
         return WarcPlace(self._name, offset, self._file.tell())
 
     def write_robots(self, texts: Iterable[RobotsText]) -> None:

@@ -6,9 +6,10 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Self, TextIO
 
 import msgspec
 
@@ -16,12 +17,12 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.crawl.manifest import Entry, Result
 from gatekeeper.decision import Decision, Reason, State
-from gatekeeper.errors import InvalidURL, StorageError, quoted
+from gatekeeper.errors import StorageError, quoted
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Severity
 from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.terminal import paint
-from gatekeeper.urls import mask
+from gatekeeper.urls import mask, printable
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -83,7 +84,7 @@ class HoldupReporter:
 # --- counts ----------------------------------------------------------------------------------
 
 _MAX_CAUSES = 10_000
-"""Distinct causes counted for each outcome; later ones are counted together as other causes."""
+"""Distinct causes that are counted; later ones are counted together as other causes."""
 _OTHER_CAUSES = ("", "other causes")
 
 
@@ -114,8 +115,8 @@ class Tally:
     statuses: Counter[int] = field(default_factory=Counter)
     sitemaps: list[SitemapFinding] = field(default_factory=list)
     """What is wrong with sitemaps, at most 1,000 findings for each of the given origins."""
-    causes: dict[Result, Counter[tuple[str, str]]] = field(default_factory=dict)
-    """Counts of (host, reason) for each outcome except fetched."""
+    causes: Counter[tuple[Result, str, str]] = field(default_factory=Counter)
+    """Counts of (outcome, host, reason), except for fetched."""
 
     @property
     def waiting(self) -> int:
@@ -150,9 +151,10 @@ class Tally:
         if entry.outcome is Result.FETCHED:
             self.statuses[entry.status or 0] += 1
             return
-        causes = self.causes.setdefault(entry.outcome, Counter())
-        key = (_subject(entry), cause(entry))
-        causes[key if key in causes or len(causes) < _MAX_CAUSES else _OTHER_CAUSES] += 1
+        key = entry.outcome, _subject(entry), cause(entry)
+        if key not in self.causes and len(self.causes) >= _MAX_CAUSES:
+            key = entry.outcome, *_OTHER_CAUSES
+        self.causes[key] += 1
 
     def summary(self, *, most: int = 20, stored: bool = True) -> list[str]:
         """Return the lines of the final summary: counts, then denied and failed URLs by cause.
@@ -174,12 +176,10 @@ class Tally:
             lines.append(f"not read completely: {number:,} sitemaps")
             lines += [f"          {mask(one.source)}  {one.message}" for one in errors[:most]]
         for outcome in (Result.DENIED, Result.FAILED):
-            causes = self.causes.get(outcome, Counter())
-            if not causes:
-                continue
-            lines.append(f"{outcome} {causes.total():,}")
-            ranked = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
-            lines += [f"  {n:>6,}  {host}  {why}".rstrip() for (host, why), n in ranked[:most]]
+            if number := self.outcomes[outcome]:
+                lines.append(f"{outcome} {number:,}")
+            ranked = sorted((-n, key[1:]) for key, n in self.causes.items() if key[0] is outcome)
+            lines += [f"  {-n:>6,}  {host}  {why}".rstrip() for n, (host, why) in ranked[:most]]
             if len(ranked) > most:
                 lines.append(f"          and {len(ranked) - most:,} more causes")
         return lines
@@ -193,15 +193,20 @@ class Tally:
         return f"{text}; {self.skipped:,} skipped, done before" if self.skipped else text
 
 
+_MAX_TEXT, _MAX_ERROR = 200, 1_000
+"""Characters of a rule or note, and of an error, that are shown."""
+
+
 def cause(entry: Entry) -> str:
-    """Return in words why a URL was not fetched: the deciding line, if there is one."""
+    """Return in words why a URL was not fetched: the deciding line, if there is one. Text of a site
+    is escaped for terminals, and cut."""
     if entry.error is not None or (decision := entry.decision) is None:
-        return entry.error or ""
+        return printable(entry.error or "", _MAX_ERROR)
     if decision.rule is not None:
-        return f"line {decision.rule.line}: {decision.rule.text}"
+        return f"line {decision.rule.line}: {printable(decision.rule.text, _MAX_TEXT)}"
     text = decision.reason.replace("_", " ")
     if decision.note:
-        text += f" ({decision.note})"
+        text += f" ({printable(decision.note, _MAX_TEXT)})"
     if decision.retry_at is not None:
         text += f", ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC"
     return text
@@ -217,10 +222,7 @@ def _subject(entry: Entry) -> str:
     """Return the subject of a line of the summary: a host, or the text that is not a URL."""
     if not entry.tries:
         return no_url(entry)
-    try:
-        return urls.host_of(urls.split(entry.final_url or entry.url)[0])
-    except InvalidURL:
-        return ""
+    return urls.host_of(urls.split(entry.final_url or entry.url)[0])
 
 
 # --- speed -----------------------------------------------------------------------------------
@@ -275,19 +277,22 @@ _MAX_SKIPPED = 11
 class DueOrigin:
     """An origin with waiting URLs, and when it is due next."""
 
-    host: str
-    """The host, with its port if that is not the scheme's default."""
+    origin: str
     seconds: float
     """Seconds until it is due, as far as is known; 0: now."""
     waiting: int
     """URLs that wait for it."""
-    origin: str = ""
     holdup: Holdup | None = None
     """The hold-up that ends last, if there is any."""
     interval: float = 0.0
     """Seconds between two of its requests, as far as is known."""
     slowed: str = ""
     """How much its refusals have slowed it down, and until when."""
+
+    @property
+    def host(self) -> str:
+        """The host, with its port if that is not the scheme's default."""
+        return self.origin.rpartition("://")[2]
 
     @property
     def problem(self) -> str:
@@ -307,10 +312,8 @@ def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
     if quiet:
         return Progress()
     if stream.isatty():
-        try:
+        with suppress(ImportError):
             return Live(stream)
-        except ImportError:
-            pass
     return Plain(stream)
 
 
@@ -319,6 +322,9 @@ class Progress:
 
     every: float = 5.0
     """Seconds between two calls of `show`."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
 
     def __enter__(self) -> Self:
         return self
@@ -334,26 +340,21 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a message immediately, such as the answer to a Ctrl-C."""
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=self._stream, flush=True)
 
 
 class Plain(Progress):
     """Prints a line for every URL, and one with the counts every few seconds."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._state = ""
-        self._unchanged = 0
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.flush()
+    _state = ""
+    _unchanged = 0
 
     def entry(self, entry: Entry) -> None:
         """Print the outcome of one URL."""
         outcome, line = str(entry.outcome), line_of(entry)
         if line.startswith(outcome):  # the line of a fetched page starts with its status
             line = paint(outcome, _COLOURS[entry.outcome], self._stream) + line[len(outcome) :]
-        print(line, file=self._stream)
+        self.say(line)
 
     def show(self, tally: Tally, due: Sequence[DueOrigin], speed: str = "") -> None:
         """Print the counts, once there are any; less often while nothing changes."""
@@ -368,10 +369,6 @@ class Plain(Progress):
         if due:
             text += f"; next: {', '.join(str(one) for one in due[:3])}"
         self.say(text)
-
-    def say(self, text: str) -> None:
-        """Print a message on a line of its own."""
-        print(text, file=self._stream, flush=True)
 
 
 class Live(Progress):
@@ -408,9 +405,6 @@ class Live(Progress):
 
     def show(self, tally: Tally, due: Sequence[DueOrigin], speed: str = "") -> None:
         """Redraw the bar and the hosts."""
-        self._live.update(self._frame(tally, due, speed), refresh=True)
-
-    def _frame(self, tally: Tally, due: Sequence[DueOrigin], speed: str) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -430,7 +424,7 @@ class Live(Progress):
         frame = Table.grid()  # a bar outside a grid does not end its line
         for row in (bar, Text(f"{state_of(tally)}{speed}"), rows):
             frame.add_row(row)
-        return frame
+        self._live.update(frame, refresh=True)
 
 
 def state_of(tally: Tally) -> str:
@@ -485,9 +479,7 @@ def duration(seconds: float) -> str:
         return "an unknown time"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
 # --- hosts with waiting URLs -----------------------------------------------------------------
@@ -556,7 +548,4 @@ class WaitingHosts(Counter[str]):
                     reason, why = why.partition(" ")[0], why.replace("_", " ")
                     why = f"robots.txt: {why}" if view.kind == "file" else why
                 seconds, holdup = left, Holdup(reason, why, view.until)
-        host, waiting = origin.partition("://")[2], self[origin]
-        return DueOrigin(
-            host, seconds, waiting, origin=origin, holdup=holdup, interval=interval, slowed=slowed
-        )
+        return DueOrigin(origin, seconds, self[origin], holdup, interval, slowed)

@@ -4,47 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
 import msgspec
+from aiohttp import hdrs
 
 from gatekeeper import __version__
-from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import Config
-from gatekeeper.crawl.engine import Crawl, Outputs, request_headers
-from gatekeeper.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
+from gatekeeper.clock import Clock, SystemClock, deadline
+from gatekeeper.crawl.engine import Crawl, Outputs
+from gatekeeper.crawl.manifest import Folder, Manifest, Result, refuse_links
 from gatekeeper.crawl.output import PeerResponse, Warc, warc_writer
 from gatekeeper.crawl.progress import (
     INTERVAL,
     DueOrigin,
     Holdup,
-    HoldupReporter,
     Progress,
-    Speedometer,
     Tally,
 )
 from gatekeeper.crawl.sources import (
     MANIFEST,
     STATE,
     GivenURL,
-    Limits,
+    Job,
     URLList,
     open_list,
-    read_sitemaps,
     read_urls,
 )
-from gatekeeper.decision import Decision
-from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.session.polite import polite_session, session_gate
+from gatekeeper.errors import ConfigError, Denied, StorageError
+from gatekeeper.robots import Severity
+from gatekeeper.session.polite import polite_session
 from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.storage.journal import FileLock
 from gatekeeper.terminal import DENIED, OK, json_text
@@ -115,64 +109,10 @@ class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
 _log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
+_HEADERS: dict[str, str] = {hdrs.ACCEPT: "text/html, application/xhtml+xml, */*;q=0.8"}
 _HOSTS_SHOWN = 8
 DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The arguments of one crawl. Times are seconds."""
-
-    identity: str
-    config: Config
-    urls: tuple[str, ...] = ()
-    input: str | None = None
-    sitemaps: tuple[str, ...] = ()
-    """Origins whose sitemaps list further URLs."""
-    since: datetime | None = None
-    """Leave out pages of sitemaps that were not modified since."""
-    output: Path | None = None
-    warc: Path | None = None
-    limits: Limits = field(default_factory=Limits)
-    timeout: float = 300.0
-    max_wait: float = 3600.0
-    as_json: bool = False
-    retry_denied: bool = False
-    """Ask again about URLs that an earlier run was denied."""
-    denied_ok: bool = False
-    """A denied URL is no failure."""
-
-    @property
-    def manifest(self) -> Path | None:
-        """The path of the manifest: in the output folder, or next to the WARC file."""
-        if self.output is not None:
-            return self.output / MANIFEST
-        return self.warc.with_name(f"{self.warc.name}.{MANIFEST}") if self.warc else None
-
-    @property
-    def kept_config(self) -> Config:
-        """The configuration, with a storage path next to the manifest unless one is set.
-
-        It stores the hosts' clocks, so that a resumed crawl still waits for them (promise 8).
-        """
-        if self.manifest is None or self.config.storage.path is not None:
-            return self.config
-        name = self.manifest.name.removesuffix(MANIFEST) + STATE
-        path = str(self.manifest.with_name(name))
-        storage = msgspec.structs.replace(self.config.storage, path=path)
-        return msgspec.structs.replace(self.config, storage=storage)
-
-    @property
-    def archive(self) -> str | None:
-        """The path of the WARC file in the manifest, which tells apart files of the same name."""
-        if self.warc is None or self.manifest is None:
-            return None
-        warc, folder = self.warc.resolve(), self.manifest.parent.resolve()
-        try:
-            return Path(os.path.relpath(warc, folder)).as_posix()
-        except ValueError:  # another drive
-            return warc.as_posix()
 
 
 async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **session: Any) -> int:
@@ -184,6 +124,7 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
     async with AsyncExitStack() as stack:
         listed = stack.enter_context(open_list(job.input))  # create nothing if it is missing
         outputs = _open_outputs(job, stack)
+        record = outputs.warc is not None  # uncompressed bodies
         client = await stack.enter_async_context(
             polite_session(
                 user_agent=job.identity,
@@ -193,16 +134,16 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 timeout=aiohttp.ClientTimeout(
                     total=job.timeout, sock_connect=job.config.fetch.connect_timeout
                 ),
-                auto_decompress=outputs.warc is None,
+                auto_decompress=not record,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=request_headers(record=outputs.warc is not None),
-                response_class=aiohttp.ClientResponse if outputs.warc is None else PeerResponse,
+                headers=_HEADERS | ({hdrs.ACCEPT_ENCODING: "identity"} if record else {}),
+                response_class=PeerResponse if record else aiohttp.ClientResponse,
                 **session,
             )
         )
         work = _ShownCrawl(job, client, outputs, clock, progress)
         stack.enter_context(progress)
-        async with interruptible(work, progress, job.limits.grace) as interrupted:
+        async with interruptible(work, progress, job.grace) as interrupted:
             await work.complete(listed)
         stopped = work.stopped_by or (INTERRUPTED_BY_SIGNAL if interrupted() else None)
         end = await work.summary(stopped)
@@ -283,37 +224,6 @@ def _make_folder(option: str, given: Path, folder: Path) -> None:
 class _ShownCrawl(Crawl):
     """A crawl that is shown while it runs, and that ends by itself if it only waits."""
 
-    def __init__(
-        self,
-        job: Job,
-        client: aiohttp.ClientSession,
-        outputs: Outputs,
-        clock: Clock,
-        progress: Progress,
-    ) -> None:
-        super().__init__(
-            client, session_gate(client), clock=clock, limits=job.limits, outputs=outputs
-        )
-        self._job, self._progress = job, progress
-        self._holdups = HoldupReporter(progress.say)
-        self._speed = Speedometer()
-
-    def on_entry(self, entry: Entry) -> None:
-        """Print the entry."""
-        if self._job.as_json:
-            print(json_text(entry), flush=True)
-        self._progress.entry(entry)
-
-    def on_deferred(self, decision: Decision) -> None:
-        """Say which host the crawl waits for."""
-        self._holdups.report(decision.origin, Holdup.of(decision))
-
-    async def on_setback(self, origin: str) -> None:
-        """Say which host the crawl waits for, and for how long."""
-        one = await self.hosts.due(origin, self._gate, self._clock)
-        if one.holdup is not None:
-            self._holdups.report(one.origin, one.holdup, one.slowed)
-
     async def complete(self, listed: URLList | None) -> None:
         """Run the crawl, and show its progress until it ends."""
         try:
@@ -330,13 +240,33 @@ class _ShownCrawl(Crawl):
 
     async def _urls(self, listed: URLList | None) -> AsyncIterator[GivenURL]:
         """Yield the URLs of all sources: arguments, the list, and the sitemaps."""
-        job, tell = self._job, self.tally.sitemaps.append
-        async for given in read_urls(job.urls, listed):
+        async for given in read_urls(self._job.urls, listed):
             yield given
-        async for given in read_sitemaps(
-            self._gate, job.sitemaps, job.since, clock=self._clock, max_wait=job.max_wait, tell=tell
-        ):
-            yield given
+        for origin in self._job.sitemaps:
+            async for given in self._listed_by(origin):
+                yield given
+
+    async def _listed_by(self, origin: str) -> AsyncIterator[GivenURL]:
+        """Yield every page that the sitemaps of an origin list, and note what is missing. If the
+        next page does not come within `max_wait` seconds, the origin is left."""
+        max_wait, findings = self._job.max_wait, self.tally.sitemaps
+        found, told = self._gate.sitemaps(origin, since=self._job.since), 0
+        async with aclosing(found):
+            while True:
+                entry = None
+                try:
+                    async with deadline(self._clock, max_wait):
+                        entry = await anext(found, None)
+                except (Denied, TimeoutError) as error:  # or a LeaseTimeout
+                    code = "deferred" if getattr(error, "retryable", True) else "denied"
+                    text = f"its sitemaps did not come within --max-wait {max_wait:g} s"
+                    said, at = str(error) or text, getattr(error, "retry_at", None)
+                    findings.append(SitemapFinding(origin, code, Severity.ERROR, said, retry_at=at))
+                findings += found.findings[told:]
+                told = len(found.findings)
+                if entry is None:
+                    break
+                yield GivenURL(entry.url)
 
     def _show(self, due: Sequence[DueOrigin]) -> None:
         tally = self.tally

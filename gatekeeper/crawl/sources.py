@@ -1,25 +1,24 @@
-"""The input of a crawl: the sources of its URLs, its limits, and the names of its files."""
+"""The input of a crawl: the sources of its URLs, its arguments, and the names of its files."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gatekeeper.clock import Clock, deadline
-from gatekeeper.errors import ConfigError, Deferred, Denied, LeaseTimeout
-from gatekeeper.robots import Severity
-from gatekeeper.sitemaps import SitemapFinding
+from msgspec.structs import replace
+
+from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import BOM, standard_input, url_of_line
 from gatekeeper.urls import MAX_URL
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.config import Config
 
 _BLOCK = 65_536
 _MAX_URL_BYTES = 4 * MAX_URL
@@ -31,18 +30,11 @@ class GivenURL(NamedTuple):
     """One URL as it was given; its text may not be a valid URL."""
 
     text: str
-    file: str | None = None
-    """The file that it was read from; None for an argument."""
-    line: int = 0
-
-    @property
-    def where(self) -> str | None:
-        """The file and the line, as editors and compilers write them; None for an argument."""
-        return f"{self.file}:{self.line}" if self.file is not None else None
+    where: str | None = None
+    """Its file and line, as editors and compilers write them; None if it was not read from one."""
 
 
-@dataclass(frozen=True, slots=True)
-class URLList:
+class URLList(NamedTuple):
     """A list of URLs that is open for reading.
 
     It is opened first, so that a crawl whose list does not exist creates nothing.
@@ -78,15 +70,13 @@ async def read_urls(arguments: Iterable[str], listed: URLList | None) -> AsyncIt
     Blank lines and lines that start with `#` are skipped. Raises OSError for a file that can't be
     read, ConfigError for one with an endless line, or if standard input is closed.
     """
-    for argument in arguments:
-        if argument == "-":
-            async for found in _urls_in(_stdin()):
+    for source in (*arguments, listed):
+        given = _stdin() if source == "-" else source
+        if isinstance(given, URLList):
+            async for found in _urls_in(given):
                 yield found
-        else:
-            yield GivenURL(argument)
-    if listed is not None:
-        async for found in _urls_in(listed):
-            yield found
+        elif given is not None:
+            yield GivenURL(given)
 
 
 def _stdin() -> URLList:
@@ -96,7 +86,7 @@ def _stdin() -> URLList:
 async def _urls_in(listed: URLList) -> AsyncIterator[GivenURL]:
     async for number, line in _lines(listed):
         if url := url_of_line(line if number > 1 else line.removeprefix(BOM)):
-            yield GivenURL(url, listed.name, number)
+            yield GivenURL(url, f"{listed.name}:{number}")
 
 
 async def _lines(listed: URLList) -> AsyncIterator[tuple[int, bytes]]:
@@ -104,18 +94,16 @@ async def _lines(listed: URLList) -> AsyncIterator[tuple[int, bytes]]:
 
     Raises ConfigError if a line has no end.
     """
-    number, line, length = 1, b"", 0
+    number, line, cut = 1, b"", 0
     async for block in _blocks(listed.descriptor):
-        for place, piece in enumerate(block.split(b"\n")):
-            if place:  # the line before this piece has ended
-                yield number, line
-                number, line, length = number + 1, b"", 0
-            line += piece[: _MAX_URL_BYTES - len(line)]
-            length += len(piece)
-            if length > _MAX_LINE_BYTES:
-                raise ConfigError(
-                    f"{listed.name}: a line is too long; one URL per line is expected"
-                )
+        *ended, line = (line + block).split(b"\n")
+        for each in ended:
+            yield number, each[:_MAX_URL_BYTES]
+            number, cut = number + 1, 0
+        cut += len(line[_MAX_URL_BYTES:])
+        line = line[:_MAX_URL_BYTES]
+        if cut > _MAX_LINE_BYTES:
+            raise ConfigError(f"{listed.name}: a line is too long; one URL per line is expected")
     yield number, line
 
 
@@ -153,53 +141,7 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-# --- sitemaps --------------------------------------------------------------------------------
-
-
-async def read_sitemaps(
-    gate: Gatekeeper,
-    origins: Iterable[str],
-    since: datetime | None,
-    *,
-    clock: Clock,
-    max_wait: float,
-    tell: Callable[[SitemapFinding], object],
-) -> AsyncIterator[GivenURL]:
-    """Yield every page that the sitemaps of these origins list, and tell what is missing.
-
-    An origin whose next page does not come within `max_wait` seconds is left.
-    """
-    for origin in origins:
-        found, told = gate.sitemaps(origin, since=since), 0
-        async with aclosing(found):
-            while True:
-                entry = None
-                try:
-                    async with deadline(clock, max_wait):
-                        entry = await anext(found, None)
-                except Denied as error:
-                    code = "deferred" if isinstance(error, Deferred) else "denied"
-                    tell(_missing(origin, code, error.decision.explain(), error.decision.retry_at))
-                except LeaseTimeout as error:
-                    tell(_missing(origin, "deferred", str(error), error.retry_at))
-                except TimeoutError:
-                    text = f"its sitemaps did not come within --max-wait {max_wait:g} s"
-                    tell(_missing(origin, "deferred", text))
-                for finding in found.findings[told:]:
-                    tell(finding)
-                told = len(found.findings)
-                if entry is None:
-                    break
-                yield GivenURL(entry.url)
-
-
-def _missing(
-    origin: str, code: str, message: str, retry_at: datetime | None = None
-) -> SitemapFinding:
-    return SitemapFinding(origin, code, Severity.ERROR, message, retry_at=retry_at)
-
-
-# --- limits ----------------------------------------------------------------------------------
+# --- the job ----------------------------------------------------------------------------------
 
 
 MANIFEST = "manifest.jsonl"
@@ -207,9 +149,19 @@ STATE = "gatekeeper.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one crawl."""
+class Job:
+    """The arguments of one crawl. Times are seconds."""
 
+    identity: str
+    config: Config
+    urls: tuple[str, ...] = ()
+    input: str | None = None
+    sitemaps: tuple[str, ...] = ()
+    """Origins whose sitemaps list further URLs."""
+    since: datetime | None = None
+    """Leave out pages of sitemaps that were not modified since."""
+    output: Path | None = None
+    warc: Path | None = None
     concurrency: int = 100
     """Requests in flight, over all hosts."""
     max_body: int = 10 * 1024 * 1024
@@ -219,3 +171,41 @@ class Limits:
     """Requests for one URL, if they fail or the host asks to wait."""
     grace: float = 10.0
     """Seconds that running requests have to finish once the crawl is stopped."""
+    timeout: float = 300.0
+    max_wait: float = 3600.0
+    as_json: bool = False
+    retry_denied: bool = False
+    """Ask again about URLs that an earlier run was denied."""
+    denied_ok: bool = False
+    """A denied URL is no failure."""
+
+    @property
+    def manifest(self) -> Path | None:
+        """The path of the manifest: in the output folder, or next to the WARC file."""
+        if self.output is not None:
+            return self.output / MANIFEST
+        return self.warc.with_name(f"{self.warc.name}.{MANIFEST}") if self.warc else None
+
+    @property
+    def kept_config(self) -> Config:
+        """The configuration, with a storage path next to the manifest unless one is set.
+
+        It stores the hosts' clocks, so that a resumed crawl still waits for them (promise 8).
+        """
+        if self.manifest is None or self.config.storage.path is not None:
+            return self.config
+        name = self.manifest.name.removesuffix(MANIFEST) + STATE
+        path = str(self.manifest.with_name(name))
+        storage = replace(self.config.storage, path=path)
+        return replace(self.config, storage=storage)
+
+    @property
+    def archive(self) -> str | None:
+        """The path of the WARC file in the manifest, which tells apart files of the same name."""
+        if self.warc is None or self.manifest is None:
+            return None
+        warc, folder = self.warc.resolve(), self.manifest.parent.resolve()
+        try:
+            return Path(os.path.relpath(warc, folder)).as_posix()
+        except ValueError:  # another drive
+            return warc.as_posix()

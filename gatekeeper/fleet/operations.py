@@ -29,9 +29,9 @@ Operation = tuple[Any, ...]
 
 _OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
 
-_MAX_REQUESTS, _MAX_SHARED_REQUESTS = 128, 32
-"""Maximum number of requests in one script call, during which the store serves no other client:
-for requests of one scope, and for requests of several."""
+_MAX_REQUESTS, _SHARED_COST = 128, 4
+"""Maximum number of requests in one script call, during which the store serves no other client. One
+of several scopes counts as so many."""
 
 
 def report_operation(report: Report) -> Operation:
@@ -84,14 +84,12 @@ def index_scopes(operations: list[Operation]) -> tuple[list[str], list[Operation
 def batches(operations: list[Operation]) -> list[list[Operation]]:
     """Split operations into script calls that are short enough not to block the store for long."""
     calls: list[list[Operation]] = [[]]
-    room = float(_MAX_REQUESTS)
+    room = _MAX_REQUESTS
     for operation in operations:
-        cost = 1.0
-        if operation[0] == "t" and len(operation[2]) > 1:
-            cost = _MAX_REQUESTS / _MAX_SHARED_REQUESTS
+        cost = _SHARED_COST if operation[0] == "t" and len(operation[2]) > 1 else 1
         if room < cost:
             calls.append([])
-            room = float(_MAX_REQUESTS)
+            room = _MAX_REQUESTS
         calls[-1].append(operation)
         room -= cost
     return calls

@@ -83,18 +83,11 @@ class FleetOverrides:
     apply on all members.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        keys: tuple[str, str, str],
-        channel: str,
-        write_soon: Callable[[], object],
-    ) -> None:
-        """`keys`: of the epoch, of the rules, and of the second hash. `channel`: the channel that
-        every member subscribes to. `write_soon()` makes the ledger call `write_new` soon."""
+    def __init__(self, store: Store, prefix: str, write_soon: Callable[[], object]) -> None:
+        """`prefix`: of the fleet's keys. `write_soon()` makes the ledger call `write_new` soon."""
         self._store = store
-        self._keys = list(keys)
-        self._channel = channel
+        self._keys = [prefix + name for name in ("epoch", "overrides", "overrides:ends")]
+        self._channel = f"{prefix}all"
         self._write_soon = write_soon
         self._followed: dict[str, _Overrides] = {}
         """What is in force, by match."""

@@ -33,6 +33,7 @@ from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import RobotsSource
+from gatekeeper.fleet import scripts
 from gatekeeper.fleet.members import MemberList, waiting_text
 from gatekeeper.fleet.operations import (
     Operation,
@@ -49,18 +50,6 @@ from gatekeeper.fleet.operations import (
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
-from gatekeeper.fleet.scripts import (
-    BEAT,
-    BEAT_FORM,
-    DECLARE,
-    EPOCH_KEYS,
-    FORMAT,
-    LEAVE,
-    OPERATIONS,
-    PUSHED,
-    check_format,
-    key_prefix,
-)
 from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown
 from gatekeeper.pacing.ledger import (
     LAPSE,
@@ -165,16 +154,13 @@ class RedisLedger:
         self._store = Store(url, config, tag=namespace)
         self._namespace = namespace
         self._shared_fetcher: SharedFetcher | None = None
-        self._prefix = key_prefix(namespace)
-        self._epoch_keys = [*map(self._key, EPOCH_KEYS)]
+        self._prefix = scripts.key_prefix(namespace)
+        self._epoch_keys = [*map(self._key, scripts.EPOCH_KEYS)]
         self.member: str = member or f"{_machine_name()}-{secrets.token_hex(4)}"
         """The name of this member: by default the machine's name and a random suffix."""
         self._listeners: dict[str, LedgerListener] = {}
-        keys = self._key("epoch"), self._key("overrides"), self._key("overrides:ends")
-        self._heartbeat_now = asyncio.Event()
-        self.overrides: FleetOverrides = FleetOverrides(
-            self._store, keys, self._key("all"), write_soon=self._heartbeat_now.set
-        )
+        self._heartbeat_now = heartbeat = asyncio.Event()
+        self.overrides: FleetOverrides = FleetOverrides(self._store, self._prefix, heartbeat.set)
         """Overrides that operators set at run time, on any member."""
         self._tokens: dict[str, _TokenState] = {}
         self._pending: list[_PendingCall] = []
@@ -268,7 +254,7 @@ class RedisLedger:
             async with self._lock:
                 if self._epoch:
                     keys = [self._epoch_keys[0], self._key("members")]
-                    await self._store.script(LEAVE, keys, [self.member, self._epoch])
+                    await self._store.script(scripts.LEAVE, keys, [self.member, self._epoch])
         await self._store.close()
         if self._shared_fetcher is not None:
             await self._shared_fetcher.close()
@@ -469,7 +455,7 @@ class RedisLedger:
             sent = self._clock.monotonic()
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
-                replies = await self._store.scripts(OPERATIONS, calls)
+                replies = await self._store.scripts(scripts.OPERATIONS, calls)
             except LedgerLost as error:
                 self._failed(error)
                 raise
@@ -539,7 +525,7 @@ class RedisLedger:
             found = await self._store.run(*asked, form=list[bytes | None])
             current, server, version = ((one or b"").decode() for one in found)
             if current:
-                check_format(version, self._prefix)
+                scripts.check_format(version, self._prefix)
             if current and server == identity:
                 return current
             await self._declare(current, identity)
@@ -547,8 +533,8 @@ class RedisLedger:
 
     async def _declare(self, expected: str, identity: str) -> None:
         arguments = [expected, secrets.token_hex(4), identity]
-        arguments += [str(micros(self._members.longest_hold)), str(FORMAT)]
-        await self._store.script(DECLARE, self._epoch_keys, arguments)
+        arguments += [str(micros(self._members.longest_hold)), str(scripts.FORMAT)]
+        await self._store.script(scripts.DECLARE, self._epoch_keys, arguments)
         self._epochs += 1
 
     async def _push_all(self, epoch: str) -> None:
@@ -571,7 +557,7 @@ class RedisLedger:
         await self.overrides.write_all(epoch)
         arguments = [epoch, self.member, str(completeness), self._key("all")]
         arguments += self._members.push_arguments(epoch, completeness)
-        status = await self._store.script(PUSHED, self._epoch_keys, arguments)
+        status = await self._store.script(scripts.PUSHED, self._epoch_keys, arguments)
         self._members.pushed(too_late=status == 2)
 
     async def _check_clock(self, server: float, sent: float, received: float, epoch: str) -> None:
@@ -624,20 +610,15 @@ class RedisLedger:
 
     def _note_quarantine(self, seconds: float) -> None:
         """Log once that nothing is granted for a while, and once that the quarantine is over."""
-        quarantined = seconds > 0
-        if self._quarantine_logged is quarantined:
+        if self._quarantine_logged is (seconds > 0):
             return
-        self._quarantine_logged = quarantined
-        if not quarantined:
-            if self._shared_log.ends("quarantine"):
-                _log.info("%s: leases are granted again", self._store.where)
-        elif self._shared_log.begins("quarantine"):
-            _log.log(
-                logging.WARNING if self._open else logging.INFO,  # expected for the first member
-                "%s: no leases are granted until every member has reported its state: %s",
-                self._store.where,
-                waiting_text(seconds),
-            )
+        self._quarantine_logged = seconds > 0
+        if seconds > 0 and self._shared_log.begins("quarantine"):
+            level = logging.WARNING if self._open else logging.INFO  # expected for the first member
+            text = "%s: no leases are granted until every member has reported its state: %s"
+            _log.log(level, text, self._store.where, waiting_text(seconds))
+        elif seconds <= 0 and self._shared_log.ends("quarantine"):
+            _log.info("%s: leases are granted again", self._store.where)
 
     # --- members ------------------------------------------------------------------------------
 
@@ -650,7 +631,7 @@ class RedisLedger:
         arguments = [self.member, forget, channel, epoch, str(self._members.list_time)]
         sent = self._clock.monotonic()
         arguments.append(str(int(self._members.known)))
-        answer = await self._store.script(BEAT, keys, arguments, BEAT_FORM)
+        answer = await self._store.script(scripts.BEAT, keys, arguments, scripts.BEAT_FORM)
         current, left, now, _, writes, *_ = answer
         if not epoch or current.decode() != epoch:  # both are empty if both sides lost it
             self._epoch = ""

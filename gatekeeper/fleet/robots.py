@@ -28,6 +28,7 @@ import contextlib
 import secrets
 import zlib
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -107,30 +108,25 @@ class _Superseded(Exception):
         self.found = found
 
 
+@dataclass(eq=False)
 class SharedFetcher:
     """A source of robots.txt files that reads results of other members before it fetches."""
 
-    def __init__(
-        self,
-        fetcher: RobotsSource,
-        store: Store,
-        cache: CacheConfig,
-        prefix: str,
-        member: str,
-        files: Callable[[], Directory | None] = lambda: None,
-        mine: Callable[[str], bool] = lambda _origin: True,
-        *,
-        divided: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """`prefix`: the prefix of the namespace's keys. `member`: the name of this member.
-        `files()` returns the files that this member has; None: not yet. `mine`: the origins whose
-        files are stored here. `divided()` returns True while each member grants leases of its own
-        without the store."""
-        self._fetcher = fetcher
-        self._store = store
-        self._cache = cache
-        self._prefix = prefix
-        self._member = member
+    fetcher: RobotsSource
+    store: Store
+    cache: CacheConfig
+    prefix: str
+    """The prefix of the namespace's keys."""
+    member: str
+    """The name of this member."""
+    files: Callable[[], Directory | None] = lambda: None
+    """Returns the files that this member has; None: not yet."""
+    mine: Callable[[str], bool] = lambda _origin: True
+    """The origins whose files are stored here."""
+    divided: Callable[[], bool] = field(default=lambda: True, kw_only=True)
+    """Returns True while each member grants leases of its own without the store."""
+
+    def __post_init__(self) -> None:
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._away_until = 0.0
         """The store did not respond: calls fail immediately until then (the loop's time)."""
@@ -139,9 +135,6 @@ class SharedFetcher:
         """By origin, the stamp of the version that this member has."""
         self._offered_stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
         """By origin, the stamp of a newer version that another member has."""
-        self._mine = mine
-        self._divided = divided
-        self._files = files
         self._supplying: set[str] = set()
         """The origins whose files are being written because another member needs them."""
         self._writing = OwnedTasks()
@@ -151,7 +144,7 @@ class SharedFetcher:
 
     async def reach(self, origin: str) -> bool | None:
         """Return whether the origin accepts a new connection, or None if that can't be tested."""
-        return await self._fetcher.reach(origin)
+        return await self.fetcher.reach(origin)
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Return a result of another member that is newer than this member's, or else fetch the
@@ -176,7 +169,7 @@ class SharedFetcher:
             while True:
                 try:
                     if alone:
-                        return await self._fetcher.fetch(origin, validators)
+                        return await self.fetcher.fetch(origin, validators)
                     if (found := await self._newer(origin, forced)) is not None:
                         return found
                     forced = False
@@ -184,9 +177,9 @@ class SharedFetcher:
                     if not left:
                         return await self._fetch_and_share(origin, validators)
                 except LedgerLost as error:
-                    if loop.time() >= give_up_at and not self._divided():
+                    if loop.time() >= give_up_at and not self.divided():
                         return Retrieval(outcome=Outcome.FLEET, detail=str(error))
-                    alone = self._divided() and not first
+                    alone = self.divided() and not first
                     if not alone:
                         await asyncio.sleep(AWAY_SECONDS * 1.1)
                     first = False  # perhaps only the connection broke, and the store is available
@@ -206,7 +199,7 @@ class SharedFetcher:
             waiting.set()
         if good and self._stamps.get(origin, stamp) != stamp:
             self._offered_stamps[origin] = stamp
-            if (files := self._files()) is not None:
+            if (files := self.files()) is not None:
                 files.renew(origin)
 
     async def offer(self, store: Store, seconds: float) -> None:
@@ -214,11 +207,11 @@ class SharedFetcher:
         most `seconds`. `store`: the ledger's connection. Raises LedgerLost."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        files = self._files()
-        fresh = (one for one in (() if files is None else files.fresh()) if self._mine(one[0]))
+        files = self.files()
+        fresh = (one for one in (() if files is None else files.fresh()) if self.mine(one[0]))
         while loop.time() < end and (batch := list(islice(fresh, _OFFERS_PER_CALL))):
-            keys = [f"{self._prefix}o:{origin}" for origin, _ in batch]
-            arguments = [self._member, *(str(max(1, int(left * 1000))) for _, left in batch)]
+            keys = [f"{self.prefix}o:{origin}" for origin, _ in batch]
+            arguments = [self.member, *(str(max(1, int(left * 1000))) for _, left in batch)]
             await store.script(scripts.OFFER, keys, arguments)
 
     def supply(self, origin: str) -> None:
@@ -229,12 +222,12 @@ class SharedFetcher:
             self._writing.start(self._supply(origin))
 
     async def _supply(self, origin: str) -> None:
-        files = self._files()
+        files = self.files()
         found = None if files is None else files.known(origin)
         with contextlib.suppress(LedgerLost):
             if found is not None and _is_of_the_site(found.outcome):
                 good, left = found.outcome.good, found.lifetime.seconds or 0.0
-                fresh = left - self._cache.min_ttl if good else min(_FAILURE_SECONDS, left)
+                fresh = left - self.cache.min_ttl if good else min(_FAILURE_SECONDS, left)
                 if fresh > 0.0:
                     await self._put(origin, _stored(found, fresh, self._stamps.get(origin)), good)
         await self._release_claim(origin, offer=True)
@@ -285,9 +278,9 @@ class SharedFetcher:
 
     async def _read(self, origin: str) -> tuple[_StoredRetrieval | None, float]:
         """Return the stored result, if there is a readable one, and its age in seconds."""
-        key = f"{self._prefix}r:{origin}"
+        key = f"{self.prefix}r:{origin}"
         form = tuple[int, bytes | None]
-        left, raw = await self._call(self._store.script(scripts.READ, [key], [], form))
+        left, raw = await self._call(self.store.script(scripts.READ, [key], [], form))
         if raw is None:
             return None, 0.0
         try:
@@ -301,16 +294,16 @@ class SharedFetcher:
         """Claim the right to fetch, or renew the claim. Return 0, or the seconds for which another
         member has it. `offers`: a member that offers the file gets the claim and writes the file.
         """
-        keys = [f"{self._prefix}f:{origin}", *([f"{self._prefix}o:{origin}"] if offers else ())]
-        arguments = [self._member, str(round(CLAIM_FOR * 1000)), f"{self._prefix}all", origin]
-        left = await self._call(self._store.script(scripts.CLAIM, keys, arguments, int))
+        keys = [f"{self.prefix}f:{origin}", *([f"{self.prefix}o:{origin}"] if offers else ())]
+        arguments = [self.member, str(round(CLAIM_FOR * 1000)), f"{self.prefix}all", origin]
+        left = await self._call(self.store.script(scripts.CLAIM, keys, arguments, int))
         return max(0.0, float(left) / 1000)
 
     async def _fetch_and_share(self, origin: str, validators: Validators | None) -> Retrieval:
         renewing = self._writing.start(self._renew_claim(origin))
         written = True
         try:
-            retrieval = await self._fetcher.fetch(origin, validators)
+            retrieval = await self.fetcher.fetch(origin, validators)
             try:
                 await self._write(origin, retrieval)
             except LedgerLost:
@@ -343,14 +336,14 @@ class SharedFetcher:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
         with contextlib.suppress(LedgerLost):
-            keys = [f"{self._prefix}f:{origin}", *([f"{self._prefix}o:{origin}"] if offer else ())]
-            await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
+            keys = [f"{self.prefix}f:{origin}", *([f"{self.prefix}o:{origin}"] if offer else ())]
+            await self._call(self.store.script(scripts.RELEASE, keys, [self.member]))
 
     async def close(self) -> None:
         """Cancel the writes that have not succeeded yet, renew no claim any more, and close the
         store."""
         await self._writing.close()
-        await self._store.close()
+        await self.store.close()
 
     async def _renew_claim(self, origin: str) -> None:
         """Renew the claim until cancelled, since the host's lease may take long to be granted."""
@@ -376,8 +369,8 @@ class SharedFetcher:
         fresh = _FAILURE_SECONDS
         if outcome.good:
             # Leave a margin: a member that reads the result caches it for at least `min_ttl`.
-            whole = fresh_for(outcome.row.cache_time, retrieval.lifetime, self._cache)
-            fresh = max(whole - self._cache.min_ttl, min(_FAILURE_SECONDS, whole / 2))
+            whole = fresh_for(outcome.row.cache_time, retrieval.lifetime, self.cache)
+            fresh = max(whole - self.cache.min_ttl, min(_FAILURE_SECONDS, whole / 2))
         shared = _stored(retrieval, max(0.001, fresh - late))
         if before is not None:
             new = ("stamp", "fresh", "kept", "brief", "metadata")
@@ -388,12 +381,12 @@ class SharedFetcher:
 
     async def _put(self, origin: str, shared: _StoredRetrieval, good: bool) -> None:
         """Write a result and publish a message about it. `good`: the site answered."""
-        key, milliseconds = f"{self._prefix}r:{origin}", str(max(1, round(shared.kept * 1000)))
+        key, milliseconds = f"{self.prefix}r:{origin}", str(max(1, round(shared.kept * 1000)))
         self._stamps[origin] = shared.stamp  # before this member receives its own message
         message = msgspec.msgpack.encode(("t", origin, shared.stamp, good))
-        arguments = [msgspec.msgpack.encode(shared), milliseconds, f"{self._prefix}all", message]
+        arguments = [msgspec.msgpack.encode(shared), milliseconds, f"{self.prefix}all", message]
         async with self._calls:
-            await self._store.script(scripts.WRITE, [key], arguments)
+            await self.store.script(scripts.WRITE, [key], arguments)
 
 
 def _is_of_the_site(outcome: Outcome) -> bool:

@@ -258,15 +258,10 @@ local function spent(token, asked)
 end
 
 local function take(token, asked)
-  local held = true
-  for _, one in ipairs(asked) do
-    if not find(load(one[1]).h, token) then held = false end
-  end
-  if held then
-    for _, one in ipairs(asked) do
-      local _, mine = find(load(one[1]).h, token)
-      mine[2] = now + hold
-    end
+  local mine = {}
+  for _, one in ipairs(asked) do mine[#mine + 1] = select(2, find(load(one[1]).h, token)) end
+  if #mine == #asked then
+    for _, one in ipairs(mine) do one[2] = now + hold end
     return granted(asked)
   end
   if quarantine > now then return {2, quarantine - now} end

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource, Validators
@@ -57,22 +58,12 @@ class ShardedLedger:
     ) -> None:
         """`shards` must be the same number on each member. Raises ConfigError."""
         config = replace(config or FleetConfig(), sharded=True)
-        clock = clock or SystemClock()
-        self.shards: list[RedisLedger] = []
-        shared_log = SharedLog()
-        for number, name in enumerate(shard_namespaces(namespace, shards)):
-            self.shards.append(
-                RedisLedger(
-                    url,
-                    namespace=name,
-                    clock=clock,
-                    config=config,
-                    member=self.shards[0].member if number else None,
-                    shared_log=shared_log,
-                )
-            )
+        make = partial(RedisLedger, url, clock=clock, config=config, shared_log=SharedLog())
+        first, *others = shard_namespaces(namespace, shards)
+        self.shards: list[RedisLedger] = [make(namespace=first)]
         self.config: FleetConfig = config
         self.member: str = self.shards[0].member
+        self.shards += [make(namespace=name, member=self.member) for name in others]
         self.overrides: FleetOverrides = self.shards[0].overrides
         self.lost_shards: set[int] = set()
         """Numbers of the shards that can't be reached."""

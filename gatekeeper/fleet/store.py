@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -86,8 +87,7 @@ class Store:
         self._loading: type[Exception] = redis.BusyLoadingError
         self.where: str = without_credentials(url)
         self.config = config
-        self._url, self._parts = url, _split_url(url, self.where)
-        parts = self._parts
+        self._parts = parts = _split_url(url, self.where)
         self._sentinel = parts.scheme.endswith("+sentinel")
         self.connect_deadline: float = CALL_DEADLINE
         # A call repeated on a new connection might reach a store with other contents.
@@ -114,8 +114,6 @@ class Store:
         self._connecting = self._any_epoch = any_epoch
         self._create_clients(parts)
         self._starting = False
-        self._hashes: dict[str, str] = {}
-        """SHA-1 digests of scripts, by their text."""
         self._connection: _StoreConnection | None = None
         """The connection for which `identity` was determined."""
         self.identity: str = ""
@@ -190,32 +188,29 @@ class Store:
         if not name or not all(host for host, _ in places):
             raise ValueError("write redis+sentinel://host:port,host:port/NAME (of the master)")
         # redis-py parses the query, both for the store and for its Sentinels.
-        query: dict[str, Any] = dict(
-            self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
-        )
-        secure = {key: value for key, value in query.items() if key.startswith("ssl_")}
+        query: Any = self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
+        del query["host"]
         if parts.scheme == "rediss+sentinel":
-            secure["ssl"] = True
-        own = {key: value for key, value in query.items() if key in ("db", "client_name")}
-        asked = {
-            **{
-                key: query[f"sentinel_{key}"]
-                for key in ("username", "password")
-                if f"sentinel_{key}" in query
-            },
-            **secure,
+            query["ssl"] = True
+        asked: dict[str, Any] = {
             "retry": options["retry"],
             "protocol": 2,
             "socket_timeout": SENTINEL_DEADLINE,
             "socket_connect_timeout": SENTINEL_DEADLINE,
         }
+        own = {**options, **_credentials(parts)}
+        for key, value in query.items():
+            if key.startswith(("sentinel_", "ssl")):
+                asked[key.removeprefix("sentinel_")] = value
+            if not key.startswith("sentinel_"):
+                own[key] = value
         self.connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
         kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
         for one in sentinels.sentinels:  # `Redis` itself does not take the option
             one.connection_pool.connection_kwargs |= library_internals.bounded_parser(MAX_REPLY)
         self._sentinels += sentinels.sentinels
-        return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
+        return sentinels.master_for(name, **own)
 
     # --- connecting -------------------------------------------------------------------------
 
@@ -236,14 +231,20 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            refusal = _refusal(self.where, error, sharded=self._slot is not None)
-            if refusal and self._starting and (self._connecting or not _is_foreign(error)):
-                raise refusal from error
-            lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
-            raise lost(f"{self.where}: {_message(error)}") from error
+            fatal = self._starting and (self._connecting or not _is_foreign(error))
+            raise self._converted(error, fatal=fatal) from error
         except asyncio.CancelledError:
             await self.hang_up()  # its response must not be mistaken for that of the next call
             raise
+
+    def _converted(self, error: Exception, *, fatal: bool) -> LedgerLost | ConfigError:
+        """Return an error of redis-py as one of ours: LedgerLost, or ConfigError for a refusal if
+        that is `fatal`."""
+        refusal = _refusal(self.where, error, sharded=self._slot is not None)
+        if refusal and fatal:
+            return refusal
+        lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
+        return lost(f"{self.where}: {_message(error)}")
 
     def _is_down(self, error: BaseException | None) -> bool:
         """Return True if the error shows that the server serves no member at all. False for
@@ -347,30 +348,18 @@ class Store:
         """Execute a script several times in one round trip, loading it first if the store does not
         know it. `calls`: keys and arguments of each call. `form`: the type of each response. Raises
         LedgerLost."""
-        known = self._hashes.get(text)
-        if known is None:
-            known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
+        name = _sha1(text)
+        asked = [("EVALSHA", name, len(keys), *keys, *arguments) for keys, arguments in calls]
         async with self._deadline():
-            results = await self._evalsha(known, calls)
-            unknown = [
-                number
-                for number, one in enumerate(results)
-                if isinstance(one, Exception)
-                and _message(one).startswith(("NOSCRIPT", "No matching"))
-            ]
-            if unknown:
-                await self._execute([("SCRIPT", "LOAD", text)])
-                again = await self._evalsha(known, [calls[number] for number in unknown])
-                for number, one in zip(unknown, again, strict=True):
-                    results[number] = one
-            for one in results:
-                if isinstance(one, Exception):
-                    raise one
+            results = await self._execute(asked)
+            errors = [one for one in results if isinstance(one, Exception)]
+            if any(_message(one).startswith(("NOSCRIPT", "No matching")) for one in errors):
+                # A call that was executed before the script was lost may be repeated.
+                results = (await self._execute([("SCRIPT", "LOAD", text), *asked]))[1:]
+                errors = [one for one in results if isinstance(one, Exception)]
+            if errors:
+                raise errors[0]
             return [msgspec.convert(one, form) for one in results]
-
-    async def _evalsha(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-        asked = [("EVALSHA", known, len(keys), *keys, *arguments) for keys, arguments in calls]
-        return await self._execute(asked)
 
     async def _execute(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands and return their responses. An error of a single command is returned in
@@ -420,11 +409,7 @@ class Store:
                     elif message and message["type"] == "message":
                         heard(message["channel"].decode(), message["data"])
         except self._errors as error:
-            refusal = _refusal(self.where, error)
-            if refusal is not None and not _is_foreign(error):
-                raise refusal from error
-            lost = StoreRefuses if refusal else LedgerLost
-            raise lost(f"{self.where}: {_message(error)}") from error
+            raise self._converted(error, fatal=not _is_foreign(error)) from error
 
     async def close(self) -> None:
         """Close every connection."""
@@ -436,6 +421,11 @@ class Store:
             async with asyncio.timeout(CALL_DEADLINE):
                 await client.aclose()
                 await client.connection_pool.disconnect(inuse_connections=True)
+
+
+@cache
+def _sha1(script: str) -> str:
+    return hashlib.sha1(script.encode()).hexdigest()  # noqa: S324 - the name that a server gives it
 
 
 class StoreAttempts:
@@ -565,31 +555,29 @@ def _split_url(url: str, where: str) -> SplitResult:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(f"fleet.url: {where!r} can't be used: {error}") from error
+    if problem := _problem_of(url, parts):
+        raise ConfigError(f"fleet.url: {where!r} {problem}")
+    return parts
+
+
+def _problem_of(url: str, parts: SplitResult) -> str:
+    """Return why a store's URL would be misread, and the remedy; or an empty text."""
     if parts.scheme not in _SCHEMES or "://" not in url:
-        raise ConfigError(
-            f"fleet.url: {where!r} must begin with one of "
-            + ", ".join(f"{one}://" for one in _SCHEMES)
-        )
+        return f"must begin with one of {', '.join(f'{one}://' for one in _SCHEMES)}"
     if "@" in (parts.path if "@" in parts.netloc else url):
-        raise ConfigError(
-            f"fleet.url: {where!r}: write /, ?, # and @ in user and password as %2F, %3F, %23, %40"
-        )
+        return "must have /, ?, # and @ in user and password as %2F, %3F, %23, %40"
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _OPTIONS and not name.startswith("ssl_"):
-            raise ConfigError(
-                f"fleet.url: {where!r}: the option {name!r} is not supported, only "
-                f"{', '.join(sorted(_OPTIONS))} and ssl_..."
-            )
-    if parts.scheme == "unix":
-        if not parts.path:
-            raise ConfigError(f"fleet.url: {where!r} names no socket: unix:///path/of/socket")
-        return parts
+            known = ", ".join(sorted(_OPTIONS))
+            return f"has an option too many: {name!r} is not supported, only {known} and ssl_..."
     database = parts.path.removeprefix("/")
+    if parts.scheme == "unix":
+        return "" if parts.path else "names no socket: unix:///path/of/socket"
     if parts.scheme.endswith("+sentinel"):
         database = database.partition("/")[2]
     if database and not database.isdecimal():
-        raise ConfigError(f"fleet.url: {where!r}: {database!r} is not a database number")
-    return parts
+        return f"must end with a database: {database!r} is not a database number"
+    return ""
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

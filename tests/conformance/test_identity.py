@@ -17,7 +17,8 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from gatekeeper import ConfigError, Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper
 from gatekeeper.crawl.progress import Progress
-from gatekeeper.crawl.runner import Job, crawl
+from gatekeeper.crawl.runner import crawl
+from gatekeeper.crawl.sources import Job
 from gatekeeper.session import polite_session
 from gatekeeper.session.middleware import gate_middleware
 from tests.conformance.ways import AGENT, AnyGate, Sidecar, settings

@@ -10,7 +10,8 @@ from warcio.archiveiterator import ArchiveIterator
 
 from gatekeeper.config import Config, GuardConfig, PacingConfig
 from gatekeeper.crawl.progress import Progress
-from gatekeeper.crawl.runner import Job, crawl
+from gatekeeper.crawl.runner import crawl
+from gatekeeper.crawl.sources import Job
 from tests.internet import FakeInternet
 
 CONFIG = Config(

@@ -13,8 +13,8 @@ import pytest
 
 from gatekeeper.config import Config
 from gatekeeper.crawl.progress import Plain
-from gatekeeper.crawl.runner import Job, crawl
-from gatekeeper.crawl.sources import Limits
+from gatekeeper.crawl.runner import crawl
+from gatekeeper.crawl.sources import Job
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.listening import rare_collections
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
@@ -209,7 +209,7 @@ async def test_an_encoded_body_is_stored_decoded(internet: FakeInternet, folder:
 
 async def test_reading_stops_at_the_limit(internet: FakeInternet, folder: Path) -> None:
     internet.site("a.test").robots(OPEN).page("/x", b"x" * 5_000)
-    await fetch(internet, "http://a.test/x", output=folder, limits=Limits(max_body=1_000))
+    await fetch(internet, "http://a.test/x", output=folder, max_body=1_000)
     assert stored(folder, "http://a.test/x") == b"x" * 1_000
     assert manifest(folder)["http://a.test/x"]["truncated"] is True
 
@@ -220,7 +220,7 @@ async def test_one_slow_host_delays_no_other(internet: FakeInternet, folder: Pat
     for number in range(20):
         internet.site(f"h{number}.test").robots(OPEN).page("/")
     urls = ["http://slow.test/", *(f"http://h{number}.test/" for number in range(20))]
-    run = asyncio.create_task(fetch(internet, *urls, output=folder, limits=Limits(concurrency=4)))
+    run = asyncio.create_task(fetch(internet, *urls, output=folder, concurrency=4))
     path = folder / "manifest.jsonl"
     await until(lambda: path.exists() and path.read_text().count("\n") >= 20)
     hold.release()

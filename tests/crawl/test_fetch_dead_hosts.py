@@ -12,7 +12,6 @@ import pytest
 
 from gatekeeper.clock import Timer, VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig
-from gatekeeper.crawl.sources import Limits
 from tests.crawl.crawling import ROBOTS, fetch, manifest
 from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
@@ -54,8 +53,8 @@ async def pages_within(
     folder.mkdir()
     listed = folder / "urls"
     listed.write_text("\n".join(urls))
-    limits = Limits(concurrency=concurrency, grace=0.1)
-    run = asyncio.create_task(fetch(internet, config=PACED, input=str(listed), limits=limits))
+    crawl = fetch(internet, config=PACED, input=str(listed), concurrency=concurrency, grace=0.1)
+    run = asyncio.create_task(crawl)
     try:
         while internet.clock.monotonic() - began < seconds:
             pages = sum(request.path != ROBOTS for request in internet.requests)
@@ -130,8 +129,8 @@ async def test_an_additional_worker_does_not_inherit_the_lease_of_another(
     pacing = PacingConfig(default_interval=0.2, own_wait=1.0)
     config = Config(guard=PACED.guard, pacing=pacing)
     urls = [f"http://{name}/{page}" for page in range(3)]
-    limits = Limits(concurrency=1, tries=1)
-    run = fetch(internet, *urls, config=config, output=tmp_path / "out", limits=limits)
+    output = tmp_path / "out"
+    run = fetch(internet, *urls, config=config, output=output, concurrency=1, tries=1)
     assert await internet.drive(run) == 1
     assert {entry["outcome"] for entry in manifest(tmp_path / "out").values()} == {"failed"}
     assert manifest(tmp_path / "out").keys() == set(urls)

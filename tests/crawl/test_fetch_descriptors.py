@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from gatekeeper.crawl import manifest as manifests
-from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.guard import GuardedConnector
 from tests.crawl.crawling import OPEN, archived, fetch, manifest, stored
@@ -82,7 +81,7 @@ async def test_a_request_that_found_no_descriptor_does_not_count_as_a_try(
     site = net.site("a.test").robots(OPEN).on("/x", Page("here"))
     assert await net.drive(fetch(net, "http://a.test/y", output=folder)) == 0  # reads robots.txt
     failing = without_sockets(monkeypatch, 12)
-    assert await net.drive(fetch(net, URL, output=folder, limits=Limits(tries=1))) == 0
+    assert await net.drive(fetch(net, URL, output=folder, tries=1)) == 0
     assert failing.left == 0
     entry = manifest(folder)[URL]
     assert (entry["outcome"], entry.get("tries", 1)) == ("fetched", 1)

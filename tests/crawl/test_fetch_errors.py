@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gatekeeper.crawl.engine import Crawl
 from tests.crawl.crawling import OPEN, fetch, manifest, stored
 from tests.internet import FakeInternet, Page, Raw, redirect
 
@@ -92,16 +93,14 @@ async def test_an_internal_error_in_a_request_fails_only_its_own_url(
     internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/bad").page("/x", "here")
-    import gatekeeper.crawl.engine as engine
+    send = Crawl.exchange
 
-    send = engine.exchange
-
-    async def fail(session: Any, lease: Any, *more: Any, **options: Any) -> Any:
+    async def fail(crawl: Any, lease: Any, body: Any) -> Any:
         if lease.url.endswith("/bad"):
             raise IndexError("injected")
-        return await send(session, lease, *more, **options)
+        return await send(crawl, lease, body)
 
-    monkeypatch.setattr(engine, "exchange", fail)
+    monkeypatch.setattr(Crawl, "exchange", fail)
     assert await fetch(internet, "http://a.test/bad", "http://a.test/x", output=folder) == 1
     assert "(IndexError)" in manifest(folder)["http://a.test/bad"]["error"]
     assert stored(folder, "http://a.test/x") == b"here"

@@ -13,7 +13,8 @@ import pytest
 
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.crawl.progress import INTERVAL, Holdup, HoldupReporter, Plain, WaitingHosts
-from gatekeeper.crawl.runner import INTERRUPTED, Job, crawl
+from gatekeeper.crawl.runner import INTERRUPTED, crawl
+from gatekeeper.crawl.sources import Job
 from gatekeeper.decision import Reason
 from gatekeeper.pacing.waiters import ClockView
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli import main
-from gatekeeper.crawl.engine import exchange as real
+from gatekeeper.crawl.engine import Answer, Crawl
+from gatekeeper.crawl.output import Body
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, Deferred, StorageError
+from gatekeeper.gate.lease import Lease
 from tests.crawl.crawling import OPEN, ROBOTS, fetch, manifest
 from tests.internet import Custom, FakeInternet, Page
 
@@ -122,14 +124,14 @@ async def test_a_url_deferred_at_the_grant_of_its_lease_is_tried_again_later(
     deferred = Decision(
         verdict=Verdict.DEFER, reason=Reason.OVERLOADED, url="", origin="", user_agent="bot"
     )
-    left = [Deferred(deferred)]
+    left, real = [Deferred(deferred)], Crawl.exchange
 
-    async def exchange(*given: object, **more: object) -> object:
+    async def exchange(crawl: Crawl, lease: Lease, body: Body) -> Answer:
         if left:
             raise left.pop()
-        return await real(*given, **more)  # type: ignore[arg-type]
+        return await real(crawl, lease, body)
 
-    monkeypatch.setattr("gatekeeper.crawl.engine.exchange", exchange)
+    monkeypatch.setattr(Crawl, "exchange", exchange)
     assert await fetch(internet, "http://a.test/x", output=folder) == 0
     assert manifest(folder)["http://a.test/x"]["outcome"] == "fetched"
     assert site.paths == [ROBOTS, "/x"]

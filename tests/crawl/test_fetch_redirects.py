@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.crawl import engine
-from gatekeeper.crawl.sources import Limits
 from tests.crawl.crawling import OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, FakeInternet, Hold, Page, redirect
 from tests.waiting_support import until
@@ -60,7 +59,7 @@ async def test_a_long_chain_of_redirects_fails(internet: FakeInternet, folder: P
     site = internet.site("a.test").robots(OPEN)
     for number in range(20):
         site.on(f"/{number}", redirect(f"/{number + 1}"))
-    await fetch(internet, "http://a.test/0", output=folder, limits=Limits(redirects=3))
+    await fetch(internet, "http://a.test/0", output=folder, redirects=3)
     assert site.paths == [ROBOTS, "/0", "/1", "/2", "/3"]
     assert manifest(folder)["http://a.test/0"]["error"] == "more than 3 redirects"
 
@@ -71,7 +70,7 @@ async def test_two_redirects_to_one_page_fetch_the_page_once(
     site = internet.site("a.test").robots(OPEN).page("/end", "here")
     site.on("/1", redirect("/end")).on("/2", redirect("/end"))
     urls = ("http://a.test/1", "http://a.test/2", "http://a.test/end")
-    assert await fetch(internet, *urls, output=folder, limits=Limits(concurrency=1)) == 0
+    assert await fetch(internet, *urls, output=folder, concurrency=1) == 0
     assert site.paths.count("/end") == 1
     ends = {entry.get("final_url", entry["url"]) for entry in manifest(folder).values()}
     assert ends == {"http://a.test/end"}
@@ -85,7 +84,7 @@ async def test_a_full_queue_takes_redirects_and_the_rest_of_the_list(
     for number in range(9):
         site.on(f"/{number}", redirect(f"/to-{number}")).page(f"/to-{number}")
     urls = [f"http://a.test/{number}" for number in range(10)]
-    await fetch(internet, *urls, output=folder, limits=Limits(concurrency=2))
+    await fetch(internet, *urls, output=folder, concurrency=2)
     outcomes = [entry["outcome"] for entry in manifest(folder).values()]
     assert sorted(outcomes) == ["denied", *["fetched"] * 9]
 
@@ -106,9 +105,9 @@ async def test_a_redirect_to_a_page_that_fails_fails_and_both_are_tried_by_the_n
 ) -> None:
     site = internet.site("a.test").robots(OPEN).on("/a", redirect("/b"))
     site.on("/b", CloseSilently(), Page("now it works"))
-    assert await fetch(internet, A, B, output=folder, limits=Limits(tries=1)) == 1
+    assert await fetch(internet, A, B, output=folder, tries=1) == 1
     assert [manifest(folder)[url]["outcome"] for url in (A, B)] == ["failed", "failed"]
-    assert await fetch(internet, A, B, output=folder, limits=Limits(tries=1)) == 0
+    assert await fetch(internet, A, B, output=folder, tries=1) == 0
     assert stored(folder, B) == b"now it works"
     assert manifest(folder)[A]["final_url"] == B
 

@@ -16,7 +16,6 @@ from gatekeeper.config import Config, PacingConfig
 from gatekeeper.crawl.engine import Crawl
 from gatekeeper.crawl.progress import Progress
 from gatekeeper.crawl.runner import INTERRUPTED, interruptible
-from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import SqliteStorage
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
@@ -100,7 +99,7 @@ async def test_a_url_whose_line_was_torn_is_fetched_again(
 ) -> None:
     site = internet.site("a.test").robots(OPEN).page("/1").page("/2")
     urls = ("http://a.test/1", "http://a.test/2")
-    await fetch(internet, *urls, output=folder, limits=Limits(concurrency=1))
+    await fetch(internet, *urls, output=folder, concurrency=1)
     path = folder / "manifest.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     await fetch(internet, *urls, output=folder)
@@ -146,7 +145,7 @@ async def test_requests_that_do_not_end_are_cancelled_after_the_grace_period(
     net.site("a.test").robots(OPEN).on("/slow", hold)
     started = asyncio.create_task(
         net.drive(
-            fetch(net, "http://a.test/slow", output=folder, limits=Limits(grace=3.0), timeout=1e6),
+            fetch(net, "http://a.test/slow", output=folder, grace=3.0, timeout=1e6),
             limit=1e9,
         )
     )
@@ -204,7 +203,7 @@ async def test_a_page_that_only_asks_to_wait_fails_and_is_tried_by_the_next_run(
     net = virtual_internet
     busy = Page("busy", status=503)
     site = net.site("a.test").robots(OPEN).on("/x", busy, busy, Page("here"))
-    run = fetch(net, "http://a.test/x", output=folder, limits=Limits(tries=2))
+    run = fetch(net, "http://a.test/x", output=folder, tries=2)
     assert await net.drive(run) == 1
     entry = manifest(folder)["http://a.test/x"]
     assert (entry["outcome"], entry["status"]) == ("failed", 503)
@@ -332,7 +331,7 @@ async def test_pages_that_always_fail_do_not_slow_their_host(
         site.page(path)
     urls = [f"http://a.test{path}" for path in (*bad, *good)]
     config = msgspec.structs.replace(CONFIG, pacing=PacingConfig(default_interval=0.5))
-    run = fetch(net, *urls, output=folder, config=config, limits=Limits(tries=5))
+    run = fetch(net, *urls, output=folder, config=config, tries=5)
     assert await net.drive(run) == 1
     assert [manifest(folder)[url]["outcome"] for url in urls] == ["failed"] * 3 + ["fetched"] * 6
     assert sorted(pages_of(site)) == sorted(bad * 5 + good)
@@ -359,7 +358,7 @@ async def test_a_later_run_with_the_same_result_writes_no_second_line(
         "http://a.test:1/",
         "nothing",
     ]  # that port is refused
-    options: dict[str, Any] = {"output": folder, "limits": Limits(tries=1)}
+    options: dict[str, Any] = {"output": folder, "tries": 1}
 
     async def run() -> list[tuple[str, str]]:
         assert await net.drive(fetch(net, *urls, **options)) == 1

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from warcio.archiveiterator import ArchiveIterator
 
 from gatekeeper.config import AuditConfig, HostRule, StorageConfig
-from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import ConfigError
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, archived, fetch, manifest
 from tests.internet import FakeInternet, Page, Raw
@@ -84,7 +83,7 @@ async def test_a_warc_file_holds_429_answers(
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429), Page("not yet", status=503))
     path = tmp_path / "p.warc"
-    run = fetch(net, "http://a.test/x", warc=path, limits=Limits(tries=2))
+    run = fetch(net, "http://a.test/x", warc=path, tries=2)
     assert await net.drive(run) == 1
     assert [body for _, _, body in archived(path)] == [b"no", b"not yet"]
 

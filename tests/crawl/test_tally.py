@@ -177,6 +177,18 @@ def test_each_entry_is_printed_as_one_line(entry: Entry, line: str) -> None:
     assert line_of(entry) == line
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [denied("https://a.test/x", 4, "Disallow: /\x1b]0;owned\x07" + "x" * 9_000),
+     failed("https://a.test/x", "the answer \x1b]0;owned\x07" + "x" * 9_000)],
+)  # fmt: skip
+def test_text_of_a_site_does_not_control_the_terminal(entry: Entry) -> None:
+    """It was printed as the site wrote it, at any length."""
+    lines = [line_of(entry), *tally(entry).summary()]
+    assert any("\\x1b]0;owned\\x07" in line for line in lines)
+    assert all(line.isprintable() and len(line) < 1_200 for line in lines)
+
+
 def test_plain_lines_have_the_counts_and_the_hosts_due_next() -> None:
     stream = io.StringIO()
     with Plain(stream) as progress:

@@ -39,7 +39,12 @@ def head(url: str = "https://a.test/x?y=1", **headers: str) -> Any:
 
 
 def write(warc: Warc, text: bytes, *, cut: str | None = None, **headers: str) -> WarcPlace:
-    return warc.write(head(**headers), AT, io.BytesIO(text), size=len(text), cut=cut)
+    return warc.write(head(**headers), AT, received(io.BytesIO(text), len(text), cut), {})
+
+
+def received(content: io.BytesIO, size: int, cut: str | None = None) -> Any:
+    """Return a body with the attributes of a crawl's."""
+    return SimpleNamespace(open=lambda: content, size=size, cut=cut)
 
 
 def records(path: Path) -> list[tuple[str, bytes, Any]]:
@@ -55,7 +60,7 @@ def test_a_page_is_a_response_and_a_request(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"<p>hello", content_type="text/html")
-    info, response, request = records(path)
+    info, response, request, _ = records(path)
     assert info[0] == "warcinfo"
     assert b"software: gatekeeper/0.9" in info[1]
     assert response[:2] == ("response", b"<p>hello")
@@ -178,6 +183,6 @@ def test_a_record_that_fails_to_be_written_is_cut_off(tmp_path: Path) -> None:
     with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"first")
         with pytest.raises(StorageError, match=r"pages\.warc: input/output error; run the command"):
-            warc.write(head(), AT, Broken(b"y" * 100), size=100)
+            warc.write(head(), AT, received(Broken(b"y" * 100), 100), {})
         write(warc, b"second")
     assert bodies(path) == [b"first", b"second"]

@@ -10,7 +10,6 @@ import pytest
 
 from gatekeeper.config import FleetConfig
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet import redis_ledger as ledger_module
 from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.store import Store
 from tests.fleet.server import BINARY, Server
@@ -72,7 +71,7 @@ def server(running: Server) -> Server:
 def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
     for name in ("OPERATIONS", "DECLARE", "BEAT", "PUSHED", "LEAVE"):
         text = getattr(scripts, name).replace("redis.call('TIME')", SHIFTED)
-        monkeypatch.setattr(ledger_module, name, text)
+        monkeypatch.setattr(scripts, name, text)
     return FleetTime(server, ShiftedClock())
 
 
