@@ -59,13 +59,7 @@ class OverflowFile:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            connection = sqlite3.connect(self._path or "", isolation_level=None)
-            try:
-                connection.executescript(_SCHEMA)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = _opened(self._path or "", _SCRATCH)
         return self._connection
 
     @contextlib.contextmanager
@@ -148,19 +142,7 @@ class KeptEntries:
     def __init__(self, path: str | Path) -> None:
         self._path = path
         with self._translated_errors():
-            self._file = sqlite3.connect(path, isolation_level=None, timeout=0.0)
-            try:
-                self._file.executescript(
-                    "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
-                    "PRAGMA synchronous = OFF;"
-                    "CREATE TABLE IF NOT EXISTS kept"
-                    " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
-                    "CREATE TABLE IF NOT EXISTS out (arrival INTEGER PRIMARY KEY);"
-                    "BEGIN IMMEDIATE; COMMIT;"  # takes the lock, or raises
-                )
-            except BaseException:
-                self._file.close()
-                raise
+            self._file = _opened(path, _KEPT)
 
     def _translated_errors(self) -> contextlib.AbstractContextManager[None]:
         return _told(
@@ -235,11 +217,29 @@ class KeptEntries:
 
 # After a crash the scratch file has no value, so nothing is synced. After a full disk it does, so a
 # rollback journal is needed, in memory.
-_SCHEMA = """
+_SCRATCH = """
     PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; DROP TABLE IF EXISTS waiting;
     CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,
         PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID;
 """
+# The last line takes the lock, or raises.
+_KEPT = """
+    PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;
+    CREATE TABLE IF NOT EXISTS kept
+        (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);
+    CREATE TABLE IF NOT EXISTS out (arrival INTEGER PRIMARY KEY);
+    BEGIN IMMEDIATE; COMMIT;
+"""
+
+
+def _opened(path: str | Path, script: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+    try:
+        connection.executescript(script)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 _decode = msgspec.msgpack.Decoder().decode

@@ -212,7 +212,7 @@ def gate_middleware_with(
                 limit.release_previous()
             lease = await wait(text, task, user_agent=agent)
         if not own_name or signer is not None:
-            _identify(request, lease, None if own_name else gate, signer)
+            _identify(request, lease, gate, signer)
         started = loop.time()
         try:
             if limit is not None:
@@ -259,14 +259,13 @@ async def _send_held(
 
 
 def _identify(
-    request: ClientRequest, lease: HeldLease, gate: Gate | None, signer: RequestSigner | None
+    request: ClientRequest, lease: HeldLease, gate: Gate, signer: RequestSigner | None
 ) -> None:
     """Set the request's User-Agent and sign it, just before it is sent.
 
-    A request without a name is sent under the name whose rules allowed it. `gate` is None if the
-    request has the gate's own name already.
+    A request without a name is sent under the name whose rules allowed it.
     """
-    if gate is not None and unnamed(request.headers.get(USER_AGENT)):
+    if unnamed(request.headers.get(USER_AGENT)):
         name = lease.user_agent or gate.user_agent or lease.decision.user_agent
         request.headers[USER_AGENT] = name
     if signer is not None:

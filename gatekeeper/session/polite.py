@@ -307,7 +307,7 @@ def _gate_requests(
             method: str,
             url: Any,
             *,
-            timeout: Any = _NOT_GIVEN,
+            timeout: Any = default,
             middlewares: Any = None,
             proxy: Any = None,
             **arguments: Any,
@@ -316,7 +316,7 @@ def _gate_requests(
                 refuse_proxy(gate.config.guard.mode, proxy)
                 arguments["proxy"] = proxy
             total, without_total = default_total, default_without_total
-            if timeout is not _NOT_GIVEN:
+            if timeout is not default:
                 wanted = _as_timeout(timeout, default)
                 total, without_total = wanted.total or None, _without_total(wanted)
             if url.__class__ is not str or base is not None or "@" in url:
@@ -389,9 +389,6 @@ def _parsed_base_url(given: str | URL | None) -> URL | None:
         return None
     urls.parse(str(given))
     return URL(str(given), encoded=True)
-
-
-_NOT_GIVEN: Final = object()
 
 
 def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
