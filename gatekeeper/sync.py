@@ -231,9 +231,7 @@ class SyncGatekeeper:
     def __init__(self, user_agent: str, *, config: Config | None = None, **options: Any) -> None:
         """`options`: `storage`, `resolver`, `clock`, `rng` and `ledger`, as for `Gatekeeper`."""
         agent_named(user_agent)
-        self._set_up(
-            partial(Gatekeeper, user_agent, config=config, **options), user_agent, as_config(config)
-        )
+        self._set_up(partial(Gatekeeper, user_agent, config=config, **options), user_agent, config)
 
     @classmethod
     def remote(
@@ -244,12 +242,12 @@ class SyncGatekeeper:
         >>> gate = SyncGatekeeper.remote("http://127.0.0.1:8750", "examplebot/1.0")
         """
         self = cls.__new__(cls)
-        config = as_config(options.get("config"))
-        self._set_up(partial(RemoteGatekeeper, where, user_agent, **options), user_agent, config)
+        make = partial(RemoteGatekeeper, where, user_agent, **options)
+        self._set_up(make, user_agent, options.get("config"))
         return self
 
-    def _set_up(self, make: _Make, user_agent: str | None, config: Config) -> None:
-        self.config = config
+    def _set_up(self, make: _Make, user_agent: str | None, config: Config | None) -> None:
+        self.config: Config = as_config(config)
         """The settings; adapters guard their requests by them as well."""
         self._make = make
         self._name = user_agent

@@ -57,11 +57,6 @@ class SidecarResponse:
     """Whether the request had a bearer token."""
 
     @property
-    def busy(self) -> bool:
-        """Whether the sidecar did not handle the request: draining, full, or an internal error."""
-        return self.status >= 500
-
-    @property
     def document(self) -> ProblemDocument | None:
         """Its problem document; None if the body is none."""
         with suppress(errors.SidecarError):
@@ -257,7 +252,7 @@ class SidecarConnection:
             pause = self.backoff(attempt)
             try:
                 answer = await self.request(method, path, body, timeout=timeout)
-                if not answer.busy and answer.status != 429:
+                if answer.status < 500 and answer.status != 429:  # else busy: draining or full
                     return answer
                 why = SidecarUnreachable(f"it answers {answer.status}")
                 pause = answer.retry_after or pause

@@ -447,7 +447,7 @@ class RemoteLeases(msgspec.Struct, eq=False):
                     continue
                 pause = max(pause, answer.retry_after or 0.0)
                 refusal = self._refusal(query, answer)
-                if answer.busy and not isinstance(refusal, Deferred):
+                if answer.status >= 500 and not isinstance(refusal, Deferred):
                     self._defer_if_late(query, f"it answers {answer.status}", pause, give_up)
                 else:
                     # Retry-After is rounded up to whole seconds: one less is certain.

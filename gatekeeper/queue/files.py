@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def _told(name: str, remedy: str) -> Iterator[None]:
         raise StorageError(text) from error
 
 
-class OverflowFile:
+class OverflowFile(msgspec.Struct, eq=False):
     """A scratch SQLite file with the URLs of origins that have too many for memory.
 
     It is created empty on first use and deleted when closed; without a path, SQLite creates it in
@@ -48,14 +49,13 @@ class OverflowFile:
     can write to the folder of scratch files could run code in this process.
     """
 
-    def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._pending: list[tuple[int, float, int, str, bytes | None]] = []
-        self._objects: dict[int, Any] = {}
-        """Arrival number -> payload that can't be written to the file."""
-        self._max_objects = max_objects
-        self.rows: int = 0
+    _path: str | Path | None = None
+    max_objects: int = MAX_OBJECTS
+    _connection: sqlite3.Connection | None = None
+    _pending: list[tuple[int, float, int, str, bytes | None]] = []
+    _objects: dict[int, Any] = {}
+    """Arrival number -> payload that can't be written to the file."""
+    rows: int = 0
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -74,9 +74,9 @@ class OverflowFile:
     def make_room(self, data: Any) -> None:
         """Prepare for one `add`: write pending rows if there are many, and check that the payload
         has a place. Raises StorageError."""
-        if len(self._objects) >= self._max_objects and _encode_payload(data) is None:
+        if len(self._objects) >= self.max_objects and _encode_payload(data) is None:
             raise StorageError(
-                f"the queue already holds {self._max_objects:,} payloads in memory that can't be "
+                f"the queue already holds {self.max_objects:,} payloads in memory that can't be "
                 f"written to its scratch file, nor can this {type(data).__name__}: use plain "
                 "values (None, bool, int, float, str, bytes, lists and dicts of them), or fewer "
                 "URLs at a time (maxsize)"
@@ -140,16 +140,14 @@ class KeptEntries:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = path
-        with self._translated_errors():
-            self._file = _opened(path, _KEPT)
-
-    def _translated_errors(self) -> contextlib.AbstractContextManager[None]:
-        return _told(
-            f"the kept queue {self._path}",
+        self._translated_errors = partial(
+            _told,
+            f"the kept queue {path}",
             "only one process at a time may use it; make room there, or give PoliteQueue another "
             "`keep`",
         )
+        with self._translated_errors():
+            self._file = _opened(path, _KEPT)
 
     def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and

@@ -61,19 +61,13 @@ class Turn(msgspec.Struct, eq=False, weakref=True):
     _queue: PoliteQueue
     origin: str
     """Scheme, host and port of the URL, like `Decision.origin`."""
+    url: str
+    """The URL as it was put."""
+    data: Any
+    """The payload that was put with the URL, or None."""
     _entry: Entry
     lease: Any
     _over: bool = False
-
-    @property
-    def url(self) -> str:
-        """The URL as it was put."""
-        return self._entry[2]
-
-    @property
-    def data(self) -> Any:
-        """The payload that was put with the URL, or None."""
-        return self._entry[3]
 
     async def __aenter__(self) -> Any:
         # Here, not in `get`: a task that only passes them on must not collect their leases.
@@ -464,8 +458,8 @@ class PoliteQueue:
             self._kept.begin(entry)
         self._waits.place(queued)
         self._putters.wake()
-        lease.data = entry[3]
-        return Turn(self, queued.origin, entry, lease)
+        _, _, url, lease.data = entry
+        return Turn(self, queued.origin, url, lease.data, entry, lease)
 
     # --- refusing -----------------------------------------------------------------------
 

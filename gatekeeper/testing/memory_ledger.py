@@ -6,6 +6,7 @@ Times and durations are whole microseconds, as in the script.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -434,7 +435,5 @@ class MemoryLedger:
 
 def _call_soon(call: Any, *args: Any) -> None:
     """Call in the next iteration of the loop, since the callback may call the ledger again."""
-    try:
+    with contextlib.suppress(RuntimeError):  # without a loop there are no waiters
         asyncio.get_running_loop().call_soon(call, *args)
-    except RuntimeError:  # without a loop there are no waiters
-        return
