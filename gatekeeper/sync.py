@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
@@ -489,16 +489,15 @@ class SyncSitemaps(Iterator[SitemapEntry]):
         return self._found.complete
 
 
-class SyncLeaseRequest(AbstractContextManager["SyncLease"]):
+class SyncLeaseRequest(msgspec.Struct, eq=False):
     """The result of `gate.lease()`: entering waits for the lease, leaving ends the lease."""
+
+    _acquire: Callable[[], SyncLease]
+    _lease: SyncLease | None = None
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = Unentered("with")
         __await__ = __aenter__ = __aexit__ = refusing(_BLOCKING)
-
-    def __init__(self, acquire: Callable[[], SyncLease]) -> None:
-        self._acquire = acquire
-        self._lease: SyncLease | None = None
 
     def __enter__(self) -> SyncLease:
         self._lease = self._acquire()

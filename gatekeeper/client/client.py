@@ -355,8 +355,7 @@ class RemoteGatekeeper:
 
         `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
-        answer = await self._request("GET", f"/v1/hosts/{_segment(host)}")
-        return read(answer, wire.HostBody).clocks
+        return (await self._control(host)).clocks
 
     async def refresh(self, origin: str) -> None:
         """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
@@ -365,22 +364,22 @@ class RemoteGatekeeper:
         """
         target = urls.parse(origin)
         await self._control(
-            target.host, "refresh", wire.encode(wire.RefreshBody(origin=target.origin))
+            target.host, "/refresh", wire.encode(wire.RefreshBody(origin=target.origin))
         )
         self._answers.forget()
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
-        moment = utc(block_end(host, until))
-        await self._control(host, "block", wire.encode(wire.BlockBody(until=moment, reason=reason)))
+        block = wire.BlockBody(until=utc(block_end(host, until)), reason=reason)
+        await self._control(host, "/block", wire.encode(block))
 
     async def pause(self, host: str) -> None:
         """Grant no lease for the host until `resume`."""
-        await self._control(host, "pause", b"{}")
+        await self._control(host, "/pause", b"{}")
 
     async def resume(self, host: str) -> None:
         """Grant leases for the host again. It lifts a pause, not a block."""
-        await self._control(host, "resume", b"{}")
+        await self._control(host, "/resume", b"{}")
 
     async def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
         """Set a `[[host]]` rule at run time; see `Gatekeeper.override`."""
@@ -496,9 +495,11 @@ class RemoteGatekeeper:
             query += f"&user_agent={quote(agent, safe='')}"
         return read(await self._request("GET", f"/v1/explain?{query}"), wire.Explanation)
 
-    async def _control(self, host: str, action: str, body: bytes) -> None:
-        answer = await self._request("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
-        read(answer, wire.HostBody)
+    async def _control(
+        self, host: str, action: str = "", body: bytes | None = None
+    ) -> wire.HostBody:
+        path = f"/v1/hosts/{quote(host_named(host), safe='')}{action}"
+        return read(await self._request("POST" if action else "GET", path, body), wire.HostBody)
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
         """Return the sidecar's response of any status. Raises SidecarError if there is none."""
@@ -569,10 +570,6 @@ async def identity_of(connection: SidecarConnection) -> str | None:
     except (SidecarUnreachable, errors.GatekeeperError) as error:
         _log.info("the sidecar did not return its name: %s", error)
         return None
-
-
-def _segment(host: str) -> str:
-    return quote(host_named(host), safe="")
 
 
 # --- statistics -----------------------------------------------------------------------------

@@ -7,12 +7,12 @@ used.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
 import re
 import ssl
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -355,10 +355,10 @@ def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
 
 # --- messages to the sidecar whose response no caller waits for -----------------------------
 
-_MAX_SENDERS = 8
+_SENDERS = 8
 """The most messages that are sent at the same time."""
 _MAX_MESSAGES = 100_000
-"""The most messages that wait; beyond that the oldest is dropped."""
+"""The most messages that wait; beyond that one is dropped: its lease then counts as used."""
 _REPORT_SECONDS = 600.0
 """Seconds for which sending a report is retried: a restarted sidecar still accepts it."""
 _ATTEMPT_SECONDS = 10.0
@@ -366,54 +366,41 @@ _ATTEMPT_SECONDS = 10.0
 
 
 class Outbox(msgspec.Struct, eq=False):
-    """A queue of messages and at most eight sender tasks, which end when the queue is empty."""
+    """Sends messages in tasks of its own, a few at the same time, first come, first served."""
 
     _connection: SidecarConnection
-    _queue: deque[tuple[str, str, bytes | None, float]] = msgspec.field(default_factory=deque)
     _tasks: OwnedTasks = msgspec.field(default_factory=OwnedTasks)
-    _senders: int = 0
+    _slots: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_SENDERS))
     delivered: int = 0
     dropped: int = 0
 
     def __len__(self) -> int:
-        return len(self._queue) + self._senders
+        return len(self._tasks)
 
     def send(
         self, method: str, path: str, body: bytes | None, lasts: float = _REPORT_SECONDS
     ) -> None:
-        """Queue a message, without waiting. It is retried for `lasts` seconds."""
-        if len(self._queue) >= _MAX_MESSAGES:
-            self._queue.popleft()
+        """Send a message, without waiting. It is retried for `lasts` seconds."""
+        if len(self) >= _MAX_MESSAGES:
             self.dropped += 1
+            return
         give_up = self._connection.clock.monotonic() + lasts
-        self._queue.append((method, path, body, give_up))
-        if self._senders < _MAX_SENDERS:
-            self._senders += 1
-            self._tasks.start(self._send_all())
+        self._tasks.start(self._deliver(method, path, body, give_up))
 
     async def close(self, seconds: float) -> None:
         """Send the remaining messages, for at most that many seconds, then drop the rest."""
         await self._tasks.finish(self._connection.clock, seconds)
-        left = len(self)
-        await self._tasks.close()
-        self._queue.clear()
-        if left:
+        if left := len(self):
             self.dropped += left
             _log.warning("%d reports did not reach the sidecar before the client closed", left)
-
-    async def _send_all(self) -> None:
-        try:
-            while self._queue:
-                await self._deliver(*self._queue.popleft())
-        finally:
-            # There was no await since the queue was empty: the next message starts another task.
-            self._senders -= 1
+        await self._tasks.close()
 
     async def _deliver(self, method: str, path: str, body: bytes | None, give_up: float) -> None:
         try:
-            answer = await self._connection.send_until(
-                give_up, method, path, body, timeout=_ATTEMPT_SECONDS
-            )
+            async with self._slots:
+                answer = await self._connection.send_until(
+                    give_up, method, path, body, timeout=_ATTEMPT_SECONDS
+                )
         except SidecarUnreachable as error:
             self.dropped += 1
             _log.warning("%s %s was given up: %s", method, path, error)

@@ -14,6 +14,7 @@ import copy
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from itertools import repeat
 
 import msgspec
 
@@ -164,7 +165,7 @@ class Questions(msgspec.Struct, eq=False):
             why = str(error)
             self._settle(batch, [self._unanswered(one.key, one.origin, why) for one in batch])
         except Exception as error:  # noqa: BLE001 - the callers get it
-            self._fail(batch, error)
+            self._settle(batch, repeat(error))
         else:
             self._answers.remember(zip(batch, decisions, strict=True))
             self._settle(batch, decisions)
@@ -194,29 +195,24 @@ class Questions(msgspec.Struct, eq=False):
             )
         return decisions
 
-    def _settle(self, batch: list[Question], decisions: list[Decision]) -> None:
-        asked = self._asked
-        for question, decision in zip(batch, decisions, strict=True):
-            del asked[question.key]
-            for waiter in question.waiters:
-                if not waiter.done():
-                    waiter.set_result(decision)
-
-    def _fail(self, batch: list[Question], error: Exception) -> None:
-        for question in batch:
+    def _settle(self, batch: list[Question], results: Iterable[Decision | Exception]) -> None:
+        for question, result in zip(batch, results, strict=False):
             del self._asked[question.key]
             for waiter in question.waiters:
-                if not waiter.done():
-                    # A copy for each waiter, as raising an exception adds to its traceback.
-                    own = copy.copy(error) if isinstance(error, GatekeeperError) else error
-                    waiter.set_exception(own)
+                if waiter.done():
+                    continue
+                if isinstance(result, Decision):
+                    waiter.set_result(result)
+                else:  # a copy for each waiter, as raising an exception adds to its traceback
+                    ours = isinstance(result, GatekeeperError)
+                    waiter.set_exception(copy.copy(result) if ours else result)
 
     def close(self) -> None:
         """Fail the remaining questions with GateClosed. Call it when no batch is under way."""
         for queues in (self._cached, self._cold):
             queues.queues.clear()
-        left = list(self._asked.values())
-        self._fail(left, GateClosed("the gate was closed before the answer came"))
+        error = GateClosed("the gate was closed before the answer came")
+        self._settle(list(self._asked.values()), repeat(error))
 
 
 # --- the client's cache: decisions while they are valid, and origins that the sidecar has cached

@@ -134,9 +134,10 @@ class QueueLease(Protocol):
 class GrantingGate(Protocol):
     """The part of a gate that the queue needs of every gate.
 
-    A gate in another process answers in a round trip, and can't call back. Its `at_a_glance` is
-    False, and `acquire_if_due(url, priority=...)` takes a lease if the host is due now. It raises
-    what `acquire` does; a LeaseTimeout has in `retry_at` when the host is due.
+    One of this process has the methods of `QueueGatekeeper`, too. A gate in another process answers
+    in a round trip, and can't call back. Its `at_a_glance` is False, and `acquire_if_due(url,
+    priority=...)` takes a lease if the host is due now. It raises what `acquire` does; a
+    LeaseTimeout has in `retry_at` when the host is due.
     """
 
     @property
@@ -151,26 +152,8 @@ class GrantingGate(Protocol):
         """
 
 
-class QueueGate(GrantingGate, Protocol):
-    """A gate of this process."""
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """Return the decision if it is known, otherwise None. Never waits."""
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """Return the decision, fetching robots.txt if needed."""
-
-    def acquire_nowait(self, url: str) -> QueueLease | None:
-        """Grant a lease without waiting if cached data is enough to decide; otherwise None."""
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        """Call back once when the host is due. Returns a function that cancels this."""
-
-
 class QueueGatekeeper:
-    """A gate of this process, as the queue asks it."""
+    """A gate of this process, as the queue asks it; others may have the same methods."""
 
     def __init__(self, gate: Gatekeeper) -> None:
         parts = gate.parts
@@ -187,16 +170,6 @@ class QueueGatekeeper:
     def acquire_nowait(self, url: str) -> Lease | None:
         """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""
         return self._opened().leases.acquire_nowait(url, None)
-
-
-def is_distant(gate: object) -> bool:
-    """Return True if the gate is in another process. Raises TypeError if it is not a gate."""
-    if not hasattr(gate, "clock"):
-        raise TypeError(
-            f"a PoliteQueue needs a Gatekeeper or a RemoteGatekeeper: {type(gate).__name__} has no "
-            "clock"
-        )
-    return not getattr(gate, "at_a_glance", True)
 
 
 _BEFORE_ALL = 1 << 62
@@ -538,9 +511,8 @@ class DenialCallbacks(msgspec.Struct, eq=False):
         return len(self._tasks) >= _MAX_CALLS
 
     async def wait(self) -> None:
-        """Return when one of the calls in flight has ended."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        """Return when one of the calls in flight, of which there are some, has ended."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def tell(self, decision: Decision) -> None:
         """Call the listener. Raises what it raises."""

@@ -33,13 +33,11 @@ from gatekeeper.queue.origin_queues import (
     Joiners,
     OriginQueue,
     OriginQueues,
-    QueueGate,
     QueueGatekeeper,
     QueueLease,
     QueueState,
     QueueStats,
     WaitingTasks,
-    is_distant,
 )
 from gatekeeper.queue.waits import QueueWaits
 from gatekeeper.sitemaps import SitemapOptions, Sitemaps
@@ -145,8 +143,13 @@ class PoliteQueue:
     ) -> None:
         self._gate: Any = gate
         gate = QueueGatekeeper(gate) if isinstance(gate, Gatekeeper) else gate
-        distant = is_distant(gate)
-        self._local = None if distant else cast("QueueGate", gate)
+        if not hasattr(gate, "clock"):
+            raise TypeError(
+                f"a PoliteQueue needs a Gatekeeper or a RemoteGatekeeper: {type(gate).__name__} "
+                "has no clock"
+            )
+        distant = not getattr(gate, "at_a_glance", True)
+        self._local = None if distant else cast("QueueGatekeeper", gate)
         """The gate, if it is in this process and can answer without a round trip."""
         self._distant_check = getattr(gate, "check", None) if distant else None
         self._acquire_if_due: Callable[..., Coroutine[Any, Any, QueueLease]] = getattr(

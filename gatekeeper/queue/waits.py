@@ -20,7 +20,7 @@ from gatekeeper.queue.origin_queues import (
     GrantingGate,
     OriginQueue,
     OriginQueues,
-    QueueGate,
+    QueueGatekeeper,
     QueueLease,
     QueueState,
     ReadyLease,
@@ -57,7 +57,7 @@ class QueueWaits(msgspec.Struct, eq=False):
     waits for something else. Without a change, no origin is tried again without a pause."""
 
     _gate: GrantingGate
-    _local: QueueGate | None
+    _local: QueueGatekeeper | None
     """The gate, if it is of this process."""
     _clock: Clock
     _queues: OriginQueues
@@ -244,7 +244,7 @@ class QueueWaits(msgspec.Struct, eq=False):
             task = self._asking.start(asking, context=Context())
             task.add_done_callback(lambda _: self._ask_more())
 
-    async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
+    async def _ask_for(self, queued: OriginQueue, gate: QueueGatekeeper) -> None:
         try:
             decision = await gate.check(f"{queued.origin}/")
         except GateClosed as error:

@@ -166,12 +166,10 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     than its text names (`yarl.URL(..., encoded=True)`).
     """
 
-    def wait(
-        url: str, _: asyncio.Task[object] | None, *, user_agent: str | None = None
-    ) -> Coroutine[Any, Any, HeldLease]:
-        return enter_detached(gate.lease(url, user_agent=user_agent))
-
-    return partial(gate_middleware_with(gate, wait), None)
+    made = gate_middleware_with(
+        gate, lambda url, _, user_agent: enter_detached(gate.lease(url, user_agent=user_agent))
+    )
+    return partial(made, None)
 
 
 def gate_middleware_with(

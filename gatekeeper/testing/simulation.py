@@ -48,7 +48,7 @@ class Account(msgspec.Struct, eq=False):
     unheaded: int = 0
 
 
-class Judge:
+class Judge(msgspec.Struct, eq=False):
     """Counts the requests that broke a promise, by kind.
 
     >>> judge, site = Judge(), Account(interval=10.0)
@@ -58,9 +58,8 @@ class Judge:
     Counter({'early': 1})
     """
 
-    def __init__(self) -> None:
-        self.violations: Counter[str] = Counter()
-        self._days: dict[Experience, tuple[float, int]] = {}
+    violations: Counter[str] = msgspec.field(default_factory=Counter)
+    _days: dict[Experience, tuple[float, int]] = {}
 
     def start(self, account: Experience, now: float) -> None:
         """Note that a request starts."""
