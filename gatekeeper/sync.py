@@ -51,6 +51,7 @@ _BLOCKING = (
     "a SyncGatekeeper is for blocking code: use `with`, without async and await; in asynchronous "
     "code use a Gatekeeper"
 )
+_CLOSED = "the gate was closed meanwhile"
 _CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
 
@@ -97,7 +98,7 @@ class _Call(msgspec.Struct, Generic[_T], eq=False):
             result = await self._work()
         except asyncio.CancelledError:
             if not self._abandoned or task is None:
-                _settle(self.future, error=_closed_error())
+                _settle(self.future, error=GateClosed(_CLOSED))
                 raise
             task.uncancel()  # this call was cancelled, not the thread's task
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
@@ -157,14 +158,14 @@ class _GateThread:
         finally:
             self._ended = True
             for future in list(self.pending):
-                _settle(future, error=_closed_error())
+                _settle(future, error=GateClosed(_CLOSED))
 
     def result_of(self, future: Future[_T], work: Callable[..., object], *given: Any) -> _T:
         """Call `work` in the loop, and wait for the future, which fails if the gate ends."""
         try:
             self.pending.add(future)
             if self._ended:  # the thread may have failed its pending futures before the `add`
-                _settle(future, error=_closed_error())
+                _settle(future, error=GateClosed(_CLOSED))
             _post(self, work, *given)
             return future.result()
         finally:
@@ -612,10 +613,6 @@ class SyncLease:
 
     def _do(self, work: Callable[[], _T]) -> _T:
         return self._gate.do(lambda _: work())
-
-
-def _closed_error() -> GateClosed:
-    return GateClosed("the gate was closed meanwhile")
 
 
 def _settle(future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:

@@ -46,7 +46,6 @@ from gatekeeper.client.remote_leases import (
     RemoteLease,
     RemoteLeaseRequest,
     RemoteLeases,
-    needs,
 )
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
@@ -178,11 +177,11 @@ class RemoteGatekeeper:
         unanswered = partial(self._unreachable, fail=fail)
         self._questions = Questions(self._connection, self._answers, self._tasks, unanswered)
         self._outbox = Outbox(self._connection)
-        self.waits = WaitGraph(self.clock, self.config.pacing.own_wait, needs)
-        self._held = HeldRemoteLeases(self._outbox, self.waits.holdings, self.clock)
+        self._held = HeldRemoteLeases(self._outbox, self.config.pacing.own_wait, self.clock)
+        self.waits = self._held.waits
         slots = asyncio.Semaphore(most_polls)
         self._leases = RemoteLeases(
-            self._connection, self._tasks, self._unreachable, self.waits, self._held, poll, slots
+            self._connection, self._tasks, self._unreachable, self._held, poll, slots
         )
         self.middleware = gate_middleware(self)
         self._prefix, self._counter = f"client-{secrets.token_hex(4)}-", itertools.count(1)

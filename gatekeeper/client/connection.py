@@ -15,8 +15,7 @@ import re
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -45,8 +44,7 @@ _ADDRESS_FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SidecarResponse:
+class SidecarResponse(NamedTuple):
     """A response of the sidecar, of any status."""
 
     status: int

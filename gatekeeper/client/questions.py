@@ -57,9 +57,9 @@ BatchKey = tuple[str, str | None]
 class _BatchQueues(msgspec.Struct, eq=False):
     """Queues of questions, one for each key of batches that they may share."""
 
-    max_batches: int
+    max_batches: int = _MAX_CACHED_BATCHES
     """The most batches under way at the same time."""
-    max_per_key: int
+    max_per_key: int = _MAX_CACHED_BATCHES
     """The most batches of one key under way at the same time."""
     under_way: Counter[BatchKey] = msgspec.field(default_factory=Counter)
     """The batches under way, by key."""
@@ -94,9 +94,7 @@ class Questions(msgspec.Struct, eq=False):
     _max_batch: int = MAX_BATCH
     """The most URLs of a batch; lowered when the sidecar refuses one (server.max_batch)."""
     _asked: dict[Key, Question] = {}
-    _cached: _BatchQueues = msgspec.field(
-        default_factory=lambda: _BatchQueues(_MAX_CACHED_BATCHES, _MAX_CACHED_BATCHES)
-    )
+    _cached: _BatchQueues = msgspec.field(default_factory=_BatchQueues)
     _cold: _BatchQueues = msgspec.field(default_factory=lambda: _BatchQueues(_MAX_COLD_BATCHES, 1))
     _scheduled: bool = False
     batches: int = 0

@@ -106,7 +106,7 @@ class RemoteLease(LeaseBase, eq=False):
     @property
     def holdings(self) -> Holdings[RemoteLease]:
         """The open leases of its gate, by owner."""
-        return self._held.holdings
+        return self._held.waits.holdings
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -234,9 +234,9 @@ class RemoteLeaseRequest(msgspec.Struct, eq=False):
 class HeldRemoteLeases:
     """The leases that this client holds, and one timer for their renewals."""
 
-    def __init__(self, outbox: Outbox, holdings: Holdings[RemoteLease], clock: Clock) -> None:
+    def __init__(self, outbox: Outbox, own_wait: float, clock: Clock) -> None:
         self._outbox = outbox
-        self.holdings = holdings
+        self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
         self.clock = clock
         self.granted: int = 0
         self._held: OrderedDict[str, RemoteLease] = OrderedDict()
@@ -262,7 +262,7 @@ class HeldRemoteLeases:
             user_agent=query.user_agent,
         )
         self.granted += 1
-        self.holdings.add(lease)
+        self.waits.holdings.add(lease)
         self._renew_later(lease)
         if task is not None:
             hold_in_context(lease)
@@ -299,7 +299,7 @@ class HeldRemoteLeases:
 
     def _drop(self, lease: RemoteLease) -> None:
         if self._held.pop(lease.id, None) is not None:
-            self.holdings.own(lease, None)
+            self.waits.holdings.own(lease, None)
 
     def _renew_later(self, lease: RemoteLease) -> None:
         lease.renews_at = self.clock.monotonic() + TTL / 2
@@ -345,7 +345,6 @@ class RemoteLeases(msgspec.Struct, eq=False):
     _connection: SidecarConnection
     _tasks: OwnedTasks
     _unanswered: Callable[[Key, str, str], Decision]
-    _waits: WaitGraph[RemoteLease]
     _held: HeldRemoteLeases
     _poll: float
     _slots: asyncio.Semaphore
@@ -358,12 +357,12 @@ class RemoteLeases(msgspec.Struct, eq=False):
         target = urls.parse(url)
         end = math.inf if timeout is None else self._held.clock.monotonic() + max(0.0, timeout)
         query = _LeaseQuery(url, target, priority, user_agent, end)
-        choices = (Choice(target.url, target.host),)
         task = asyncio.current_task() if owned else None
         waiting: TaskWait[RemoteLease] | None = None
         try:
             if task is not None:
-                waiting = self._waits.begin(task, lambda: choices, inherited(task))
+                choice = Choice(target.url, target.host)
+                waiting = self._held.waits.begin(task, lambda: (choice,), inherited(task))
             await self._slot(query)
             try:
                 granted = await self._poll_until_granted(query)
@@ -382,7 +381,7 @@ class RemoteLeases(msgspec.Struct, eq=False):
             raise
         finally:
             if waiting is not None:
-                self._waits.end(waiting)
+                self._held.waits.end(waiting)
         # There is no await between the response and this: every granted lease is held.
         return self._held.add(granted, query, task)
 
@@ -454,7 +453,10 @@ class RemoteLeases(msgspec.Struct, eq=False):
                     soonest = now + max(wait, (answer.retry_after or 0.0) - 1.0)
                     if once or not isinstance(refusal, LeaseTimeout) or soonest >= query.end:
                         raise refusal
-                    pause = self._until_next_poll(now, wait, pause)
+                    # A poll that returned early, as the lease comes later than a poll lasts, is
+                    # repeated when a poll can reach the lease.
+                    whole = self._held.clock.monotonic() - now >= wait
+                    pause = 0.0 if whole else max(1.0, pause - self._poll)
                     give_up = self._held.clock.monotonic() + connection.patience
             attempt += 1
             connection.repeated += 1
@@ -468,16 +470,6 @@ class RemoteLeases(msgspec.Struct, eq=False):
             return False
         self._poll = min(self._poll, most)
         return True
-
-    def _until_next_poll(self, began: float, wait: float, named: float) -> float:
-        """Return the seconds to sleep before the next poll.
-
-        0 after a complete poll. A poll that returned early, as the lease comes later than a poll
-        lasts, is repeated when a poll can reach the lease; `named` is the response's Retry-After.
-        """
-        if self._held.clock.monotonic() - began >= wait:
-            return 0.0
-        return max(1.0, named - self._poll)
 
     def _defer_if_late(self, query: _LeaseQuery, why: str, pause: float, give_up: float) -> None:
         """Raise Deferred if no time is left for another attempt."""
@@ -537,7 +529,7 @@ class RemoteLeases(msgspec.Struct, eq=False):
             self._held.give_back_id(read(poll.result(), LeaseBody).id)
 
 
-def needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:
+def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:
     """Return the needs of a lease as far as a client knows them: one slot of its host."""
     return (Need(host, 1, False),)
 

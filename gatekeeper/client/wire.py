@@ -25,15 +25,8 @@ MAX_BATCH = 1000
 """The most URLs that one `POST /v1/check` may have."""
 
 
-def _plain(value: object) -> str:
-    """Encoder hook: write a subclass of str as a plain string."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise NotImplementedError
-
-
-encode: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=_plain).encode
-"""Encode any of these bodies as JSON."""
+encode: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=str.__str__).encode
+"""Encode any of these bodies as JSON, with a subclass of str as a plain string."""
 
 UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 

@@ -77,9 +77,8 @@ class OverflowFile(msgspec.Struct, eq=False):
         if len(self._objects) >= self.max_objects and _encode_payload(data) is None:
             raise StorageError(
                 f"the queue already holds {self.max_objects:,} payloads in memory that can't be "
-                f"written to its scratch file, nor can this {type(data).__name__}: use plain "
-                "values (None, bool, int, float, str, bytes, lists and dicts of them), or fewer "
-                "URLs at a time (maxsize)"
+                f"written to its scratch file, nor can this {type(data).__name__}: use fewer URLs "
+                f"at a time (maxsize), or plain values: {_PLAIN}"
             )
         if len(self._pending) >= _BATCH_ROWS:
             self._flush()
@@ -183,8 +182,7 @@ class KeptEntries:
         packed = _encode_payload(data)
         if packed is None:
             raise TypeError(
-                f"a queue with `keep` takes plain values as data, not this {type(data).__name__}: "
-                "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
+                f"`keep` takes plain values as data, not this {type(data).__name__}: {_PLAIN}"
             )
         with self._translated_errors():
             self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
@@ -243,6 +241,7 @@ def _opened(path: str | Path, script: str) -> sqlite3.Connection:
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
+_PLAIN = "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
 
 
 def _encode_payload(data: Any) -> bytes | None:

@@ -13,11 +13,10 @@ import itertools
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -198,8 +197,7 @@ class QueueState(Enum):
 _FOR_A_LEASE = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyLease:
+class ReadyLease(NamedTuple):
     """A lease that was acquired before a `get` asked for it."""
 
     entry: Entry
@@ -239,7 +237,6 @@ class OriginQueue(msgspec.Struct, eq=False):
         """Cancel the watch, if there is one."""
         if self._unwatch is not None:
             self._unwatch()
-            self._unwatch = None
 
     def rank(self) -> float:
         """Return the rank of the next URL."""

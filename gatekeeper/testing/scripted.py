@@ -33,6 +33,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+import msgspec
 
 from gatekeeper import urls
 from gatekeeper.config import FetchConfig
@@ -67,13 +68,12 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-class ScriptedRobots:
+class ScriptedRobots(msgspec.Struct, eq=False):
     """The robots.txt files of a `ScriptedGate`, which uses no network."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        """Origins whose robots.txt was fetched, in order."""
-        self._said: dict[str, str | bytes | int | BaseException] = {}
+    asked: list[str] = []
+    """Origins whose robots.txt was fetched, in order."""
+    _said: dict[str, str | bytes | int | BaseException] = {}
 
     def say(self, url: str, robots: str | bytes | int | BaseException) -> None:
         """Set the robots.txt of the URL's origin: a text, the status that it is answered with, or
@@ -390,13 +390,12 @@ def _redirects(requests: list[Seen]) -> tuple[set[str], dict[str, str]]:
     files = {_url(request) for request in requests if request.target in _FILE}
     led: dict[str, str] = {}
     for request in requests:
-        if (location := request.answer_header("Location")) is None:
-            continue
-        url = _url(request)
-        if url in files:
-            files.add(urljoin(url, location))
-        else:
-            led.setdefault(urljoin(url, location), url)
+        if (location := request.answer_header("Location")) is not None:
+            url = _url(request)
+            if url in files:
+                files.add(urljoin(url, location))
+            else:
+                led.setdefault(urljoin(url, location), url)
     return files, led
 
 

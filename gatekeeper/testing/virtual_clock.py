@@ -8,14 +8,14 @@ import heapq
 import itertools
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gatekeeper.clock import Boot, Timer
 
 
-@dataclass(slots=True, eq=False)
-class _VirtualTimer:
+class _VirtualTimer(msgspec.Struct, eq=False):
     clock: VirtualClock
     callback: Callable[..., object]
     args: tuple[Any, ...]
