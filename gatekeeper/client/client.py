@@ -73,6 +73,8 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 """Retry delay in seconds of a decision made while the sidecar is unreachable."""
+_ERROR_RETRY_SECONDS = 60.0
+"""Retry delay in seconds of a decision made after an internal error of the client."""
 _CLOSE_SECONDS = 5.0
 """Seconds that closing waits for the last reports."""
 _READ_AHEAD = 1000
@@ -514,8 +516,15 @@ class RemoteGatekeeper:
             origin, _ = urls.split(raw)
         except errors.InvalidURL as error:
             self._check_usable(agent)
-            key, problem = (raw, agent), error.problem
-            return self._decision(Verdict.DENY, Reason.INVALID_URL, key, "", problem)
+            return self._decision(Verdict.DENY, Reason.INVALID_URL, (raw, agent), "", error.problem)
+        except Exception as error:
+            if not isinstance(raw, str):
+                raise
+            # The error of one URL must not fail its batch.
+            _log.exception("%s can't be asked about", urls.mask(raw, query=False))
+            note = f"an internal error of this client ({type(error).__name__}); see its log"
+            reason, wait = Reason.INTERNAL, _ERROR_RETRY_SECONDS
+            return self._decision(Verdict.DEFER, reason, (raw, agent), "", note, wait)
         return self._ask(raw, origin, agent)
 
     def _ask(self, url: str, origin: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
@@ -532,16 +541,17 @@ class RemoteGatekeeper:
         """Decide without the sidecar: DEFER, or ALLOW with `fail="open"`."""
         self._unanswered += 1
         if fail == "open":
-            verdict, note = Verdict.ALLOW, f"allowed without asking (fail open): {detail}"
+            verdict, wait, note = Verdict.ALLOW, 0.0, "allowed without asking (fail open)"
         else:
-            verdict, note = Verdict.DEFER, f"the sidecar can't be asked: {detail}"
-        return self._decision(verdict, Reason.GATE_UNREACHABLE, key, origin, note)
+            verdict, wait, note = Verdict.DEFER, _RETRY_SECONDS, "the sidecar can't be asked"
+        reason = Reason.GATE_UNREACHABLE
+        return self._decision(verdict, reason, key, origin, f"{note}: {detail}", wait)
 
     def _decision(
-        self, verdict: Verdict, reason: Reason, key: Key, origin: str, note: str
+        self, verdict: Verdict, reason: Reason, key: Key, origin: str, note: str, wait: float = 0.0
     ) -> Decision:
-        """Make a decision of the client's own."""
-        (url, agent), defers = key, verdict is Verdict.DEFER
+        """Make a decision of the client's own; `wait`: seconds after which to ask again."""
+        url, agent = key
         return Decision(
             verdict=verdict,
             reason=reason,
@@ -549,7 +559,7 @@ class RemoteGatekeeper:
             origin=origin,
             user_agent=check_agent(named) if (named := agent or self.user_agent) else "",
             note=note,
-            retry_at=utc(self.clock.wall() + _RETRY_SECONDS) if defers else None,
+            retry_at=utc(self.clock.wall() + wait) if wait else None,
             id=f"{self._prefix}{next(self._counter):x}",
         )
 
