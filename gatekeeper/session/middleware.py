@@ -75,8 +75,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         self._task, self._cancelling_before = task, task.cancelling()
         self._hops_under_way += 1
         if self._hops_under_way == 1:  # else it is running already
-            timer = self.timer
-            timer.set(self, timer.clock.monotonic() + seconds_left)
+            self.timer.set(self, self.timer.clock.monotonic() + seconds_left)
 
     def watch(self, response: ClientResponse) -> None:
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
@@ -102,9 +101,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
             self._hops_under_way -= 1
             return
         self._hops_under_way = 0
-        timer = self.timer
-        if timer.drop(self):
-            self.seconds_left = self.ends - timer.clock.monotonic()
+        if self.timer.drop(self):
+            self.seconds_left = self.ends - self.timer.clock.monotonic()
 
     def ran_out(self, error: BaseException | None = None) -> bool:
         """End a hop that has no body, or failed with the error. Return True if the deadline caused
@@ -126,8 +124,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
             response.content.set_exception(TimeoutError())
             response.close()
         if self._task is not None:
-            clock, before = self.timer.clock, self._cancelling_before
-            self._deadline = Deadline(clock, self._task, before)
+            self._deadline = Deadline(self.timer.clock, self._task, self._cancelling_before)
             self._deadline.fire()
 
 
