@@ -506,12 +506,10 @@ def _encoding(first: bytes) -> str:
     if first.startswith((b"<\0", b"\0<")):
         return "utf-16-le" if first[1] == 0 else "utf-16-be"
     if declared := _DECLARED.match(first):
-        try:
+        with suppress(LookupError):
             name = codecs.lookup(declared[1].decode()).name
-        except LookupError:
-            return "utf-8"
-        if _ENCODINGS.fullmatch(name):
-            return name
+            if _ENCODINGS.fullmatch(name):
+                return name
     return "utf-8"
 
 
@@ -726,16 +724,14 @@ def parse_modified(text: str) -> Modified | None:
     >>> str(parse_modified("2026-11").end), parse_modified("yesterday")
     ('2026-12-01 12:00:00+00:00', None)
     """
-    try:
+    with suppress(ValueError, TypeError, IndexError, OverflowError):
         if (found := _W3C.fullmatch(text)) is not None:
             return _w3c_date(found)
-        if len(text) > _MAX_DATE:
-            return None
-        moment = parsedate_to_datetime(text)
-        moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    return Modified(moment, moment)
+        if len(text) <= _MAX_DATE:
+            moment = parsedate_to_datetime(text)
+            moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+            return Modified(moment, moment)
+    return None
 
 
 def _w3c_date(found: re.Match[str]) -> Modified:

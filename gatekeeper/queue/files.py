@@ -246,10 +246,10 @@ _PLAIN = "None, bool, int, float, str, bytes, lists, and dicts with text as keys
 
 def _encode_payload(data: Any) -> bytes | None:
     """Return the payload as MessagePack, or None if it would not be read back equal."""
-    try:
+    # An integer of more than 64 bits, a lone surrogate, a list within itself.
+    with contextlib.suppress(OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
         return _encode(data) if _is_plain(data) else None
-    except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
-        return None  # an integer of more than 64 bits, a lone surrogate, a list within itself
+    return None
 
 
 def _is_plain(data: Any) -> bool:
