@@ -77,8 +77,8 @@ class OverflowFile(msgspec.Struct, eq=False):
         if len(self._objects) >= self.max_objects and _encode_payload(data) is None:
             raise StorageError(
                 f"the queue already holds {self.max_objects:,} payloads in memory that can't be "
-                f"written to its scratch file, nor can this {type(data).__name__}: use fewer URLs "
-                f"at a time (maxsize), or plain values: {_PLAIN}"
+                f"written to its scratch file, nor can this {type(data).__name__}: use plain "
+                f"values ({_PLAIN}), or fewer URLs at a time (maxsize)"
             )
         if len(self._pending) >= _BATCH_ROWS:
             self._flush()
