@@ -354,14 +354,13 @@ class RemoteLeases(msgspec.Struct, eq=False):
     ) -> RemoteLease:
         """See `RemoteGatekeeper.acquire`."""
         refuse_wrong_wait(priority, timeout)
-        target = urls.parse(url)
         end = math.inf if timeout is None else self._held.clock.monotonic() + max(0.0, timeout)
-        query = _LeaseQuery(url, target, priority, user_agent, end)
+        query = _LeaseQuery(url, urls.parse(url), priority, user_agent, end)
         task = asyncio.current_task() if owned else None
         waiting: TaskWait[RemoteLease] | None = None
         try:
             if task is not None:
-                choice = Choice(target.url, target.host)
+                choice = Choice(query.target.url, query.target.host)
                 waiting = self._held.waits.begin(task, lambda: (choice,), inherited(task))
             await self._slot(query)
             try:
@@ -437,8 +436,7 @@ class RemoteLeases(msgspec.Struct, eq=False):
             try:
                 answer = await self._send_poll(query, wait)
             except SidecarUnreachable as error:
-                last = connection.last_retry(began, give_up)
-                self._defer_if_late(query, str(error), pause, last)
+                self._defer_if_late(query, str(error), pause, connection.last_retry(began, give_up))
             else:
                 if answer.status == 201:
                     return read(answer, LeaseBody)
@@ -475,8 +473,8 @@ class RemoteLeases(msgspec.Struct, eq=False):
         """Raise Deferred if no time is left for another attempt."""
         if self._held.clock.monotonic() + pause > min(give_up, query.end):
             self._connection.give_up(why)
-            key = query.url, query.user_agent
-            raise Deferred(self._unanswered(key, query.target.origin, why))
+            key, origin = (query.url, query.user_agent), query.target.origin
+            raise Deferred(self._unanswered(key, origin, why))
 
     def _refusal(self, query: _LeaseQuery, answer: SidecarResponse) -> GatekeeperError:
         error = problem(answer, query.url)
