@@ -173,7 +173,7 @@ async def _queue(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
         async with await queue.get():
             pass
 
-    return wait, lambda: len(queue._getters)
+    return wait, lambda: len(queue._getters.futures)
 
 
 def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Waiting]]]:

@@ -437,7 +437,7 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
 def refuse_unless_open(loop: asyncio.AbstractEventLoop | None) -> None:
     """Raise GateClosed unless `loop`, which opened a gate, is the running one. None: not open."""
     if loop is None:
-        raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
+        raise GateClosed("the gate is not open; use it inside `async with`")
     if asyncio.get_running_loop() is not loop:
         raise GateClosed(
             "the gate belongs to another event loop; open one in each, or share a sidecar"

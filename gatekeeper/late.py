@@ -32,7 +32,6 @@ LATE: Mapping[str, Mapping[str, str]] = {
         "gatekeeper.signing": "Signer",
     },
     "gatekeeper.gate.gatekeeper": {"gatekeeper.sitemaps": "Sitemaps sitemaps_of"},
-    "gatekeeper.storage": {"gatekeeper.testing.memory_storage": "MemoryStorage"},
 }
 """For each module of the core: where its late names are defined, and which those are."""
 

@@ -9,7 +9,7 @@ rel="license" (SIG-15). In a page: meta elements such as `<meta name="robots" co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -41,7 +41,6 @@ _PREVIEWS = ("none", "standard", "large")
 _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
 _COUNT = re.compile(r"-1\Z|[0-9]{1,9}\Z")
-_UNLIMITED = -1
 _LONGEST_PRICE = 100
 
 _LINK = re.compile(
@@ -295,7 +294,7 @@ def _strictest(rules: _Rules) -> PageRules:
 
 
 def _as_limit(count: int) -> float:
-    return float("inf") if count == _UNLIMITED else count
+    return float("inf") if count == -1 else count  # unlimited
 
 
 def _parse_date(text: str) -> list[datetime]:
@@ -321,7 +320,7 @@ _MAX_TAG = 2_048
 """Characters after the last name that are read, for the rest of its tag."""
 
 
-def meta_contents(html: bytes | str, names: Iterable[str]) -> list[str]:
+def meta_contents(html: bytes | str, names: Collection[str]) -> list[str]:
     """Return the contents of the meta elements with one of these names (in lower case), in order.
 
     It never raises, and takes time in proportion to the 64 KiB that it reads.
@@ -329,16 +328,15 @@ def meta_contents(html: bytes | str, names: Iterable[str]) -> list[str]:
     >>> meta_contents(b'<!doctype html><META NAME=Robots content="noindex, noai">', ["robots"])
     ['noindex, noai']
     """
-    wanted = frozenset(names)
     text = _text(html)
     # Most pages have none, and the others have them at the beginning: the tokenizer takes ten
     # milliseconds for 64 KiB.
-    alternatives = "|".join(map(re.escape, sorted(wanted)))
+    alternatives = "|".join(map(re.escape, sorted(names)))
     named = rf"name\s*+=\s*+[\"']?\s*+(?:{alternatives})"
     last = max((found.end() for found in re.finditer(named, text.lower())), default=None)
     if last is None:
         return []
-    reader = _MetaReader(wanted)
+    reader = _MetaReader(names)
     # Not closed afterwards: the text may end in the middle of a tag or a comment, and some versions
     # of Python would then look for the end of each `<!--` before it, in quadratic time.
     with suppress(AssertionError, ValueError):  # what is too broken is read no further
@@ -359,7 +357,7 @@ def _text(html: bytes | str) -> str:
 class _MetaReader(HTMLParser):
     """Collects the contents of meta elements."""
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         super().__init__(convert_charrefs=True)
         self._names = names
         self.found: list[str] = []

@@ -26,13 +26,13 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain
 from tempfile import SpooledTemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypedDict
 from xml.parsers import expat
 
 import aiohttp
@@ -46,22 +46,16 @@ from gatekeeper.errors import (
     ConfigError,
     Deferred,
     Denied,
-    GateClosed,
     InvalidURL,
     LeaseTimeout,
-    StorageError,
     refusing,
 )
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.lease import Lease
 from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.model import Severity
 from gatekeeper.session.middleware import RequestDeadline
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from gatekeeper.gate import Gatekeeper
-    from gatekeeper.gate.lease import Lease
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +88,14 @@ _MAX_ELEMENTS: Final = 2_000_000
 _MAX_DATE: Final = 64
 
 
+class SitemapOptions(TypedDict, total=False):
+    """The options of `Gatekeeper.sitemaps`."""
+
+    since: datetime | date | None
+    guess: bool
+    max_entries: int | None
+
+
 class SitemapEntry(msgspec.Struct, frozen=True):
     """One page that a site lists."""
 
@@ -123,8 +125,8 @@ class SitemapFinding(msgspec.Struct, frozen=True):
     """When a deferred file may be asked for again."""
 
 
-Walk: TypeAlias = "Callable[[list[SitemapFinding]], AsyncGenerator[SitemapEntry]]"
-Take: TypeAlias = "Callable[[str], Coroutine[Any, Any, Lease]]"
+Walk = Callable[[list[SitemapFinding]], AsyncGenerator[SitemapEntry]]
+Take = Callable[[str], Coroutine[Any, Any, Lease]]
 
 
 class Sitemaps(AsyncIterator[SitemapEntry]):
@@ -174,7 +176,8 @@ def sitemaps_of(
     finding.
     """
     origin = urls.parse(origin).origin
-    walker = _Walker(gate, since_when(since), limit_of(max_entries), take)
+    timer = SharedTimer(gate.parts.clock)
+    walker = _Walker(gate, timer, since_when(since), limit_of(max_entries), take)
     return Sitemaps(partial(walker.walk, origin=origin, guess=guess))
 
 
@@ -182,7 +185,7 @@ def sitemaps_at(
     gate: Gatekeeper, files: Sequence[str], *, level: int = 1, max_entries: int | None = None
 ) -> Sitemaps:
     """Return the entries of the sitemaps at these URLs, which are on `level`."""
-    walker = _Walker(gate, None, limit_of(max_entries))
+    walker = _Walker(gate, SharedTimer(gate.parts.clock), None, limit_of(max_entries))
     return Sitemaps(partial(walker.walk, files=files, level=level))
 
 
@@ -214,20 +217,17 @@ def limit_of(max_entries: int | None) -> int | None:
 # --- from file to file ----------------------------------------------------------------------
 
 
-class _Walker:
+class _Walker(msgspec.Struct, eq=False):
     """Fetches and reads one file after another, each once."""
 
-    def __init__(
-        self, gate: Gatekeeper, since: datetime | None, most: int | None, take: Take | None = None
-    ) -> None:
-        self._gate = gate
-        self._take: Take = take or gate.acquire
-        self._own = take is None
-        self._since = since
-        self._most = most
-        self._timer = SharedTimer(gate.parts.clock)
-        self._named: set[str] = set()
-        self._named_size = 0
+    _gate: Gatekeeper
+    _timer: SharedTimer
+    _since: datetime | None
+    _most: int | None
+    _take: Take | None = None
+    """Acquires a lease in place of the gate, for a sidecar."""
+    _named: set[str] = set()
+    _named_size: int = 0
 
     async def walk(
         self,
@@ -305,7 +305,7 @@ class _Walker:
         try:
             for _ in range(1 + _MAX_REDIRECTS):
                 async with (
-                    await self._take(url) as lease,
+                    await (self._take or self._gate.acquire)(url) as lease,
                     self._request(lease.url, deadline) as response,
                 ):
                     location = response.headers.get(LOCATION)
@@ -320,10 +320,8 @@ class _Walker:
                         return url
                 url = urls.redirected(url, location)
             report("not-fetched", f"more than {_MAX_REDIRECTS} redirects")
-        except (GateClosed, StorageError):
-            raise
         except LeaseTimeout as error:
-            if self._own:
+            if self._take is None:
                 raise  # by a mistake of its caller, who holds a lease of the host
             report("deferred", str(error), retry_at=error.retry_at)
         except Denied as error:
@@ -368,14 +366,13 @@ async def _receive(response: aiohttp.ClientResponse, body: IO[bytes]) -> None:
 # --- one file -------------------------------------------------------------------------------
 
 
-class Reporter:
+class Reporter(msgspec.Struct, eq=False):
     """Adds findings about one file: of each kind the first."""
 
-    def __init__(self, findings: list[SitemapFinding], source: str) -> None:
-        self._findings = findings
-        self._source = source
-        self.told: set[str] = set()
-        """The codes of its findings."""
+    _findings: list[SitemapFinding]
+    _source: str
+    told: set[str] = set()
+    """The codes of its findings."""
 
     def __call__(
         self, code: str, message: str, *, line: int = 0, retry_at: datetime | None = None
@@ -509,12 +506,10 @@ def _encoding(first: bytes) -> str:
     if first.startswith((b"<\0", b"\0<")):
         return "utf-16-le" if first[1] == 0 else "utf-16-be"
     if declared := _DECLARED.match(first):
-        try:
+        with suppress(LookupError):
             name = codecs.lookup(declared[1].decode()).name
-        except LookupError:
-            return "utf-8"
-        if _ENCODINGS.fullmatch(name):
-            return name
+            if _ENCODINGS.fullmatch(name):
+                return name
     return "utf-8"
 
 
@@ -531,9 +526,10 @@ class _Listing:
         """Entries, those with an invalid URL included."""
         self.empty: bool = True
         """Whether there was no entry with a valid URL."""
-        self._base: urls.Target | None = None
+        self.base: urls.Target | None = None
+        """What a URL may be relative to, against sitemaps.org; in a list of URLs nothing."""
         with suppress(InvalidURL):  # what aiohttp can request, `urls` may refuse
-            self._base = None if base is None else urls.parse(base)
+            self.base = None if base is None else urls.parse(base)
         self._found: list[Listed] = []
 
     def drain(self) -> list[Listed]:
@@ -541,26 +537,15 @@ class _Listing:
         found, self._found = self._found, []
         return found
 
-    def add(
-        self,
-        url: str,
-        lastmod: str = "",
-        *,
-        is_file: bool = False,
-        line: int,
-        relative: bool = False,
-    ) -> None:
-        """Add an entry, if its URL is one. Raises _Enough if there are too many.
-
-        `relative`: the URL may be relative to that of the file, against sitemaps.org.
-        """
+    def add(self, url: str, lastmod: str = "", *, is_file: bool = False, line: int) -> None:
+        """Add an entry, if its URL is one. Raises _Enough if there are too many."""
         if self.count >= MAX_ENTRIES:
             raise _Enough("too-many-entries", f"it has more than {MAX_ENTRIES} entries", line)
         self.count += 1
         url, lastmod = url.strip(), lastmod.strip()
         try:
-            if self._base is not None and relative and _RELATIVE.fullmatch(url):
-                url = urls.join(self._base, url).url
+            if self.base is not None and _RELATIVE.fullmatch(url):
+                url = urls.join(self.base, url).url
             else:
                 urls.split(url)
         except InvalidURL as error:
@@ -579,6 +564,7 @@ class _Lines:
 
     def __init__(self, listing: _Listing) -> None:
         self._listing = listing
+        listing.base = None
         self._rest = ""
         self._line = 0
         self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
@@ -720,7 +706,7 @@ class _Xml:
                 self._date, self._rank = self._text, _DATES[field]
         elif name in _ITEMS and path and path[-1] in _PARENTS:
             line = self._parser.CurrentLineNumber
-            self._listing.add(self._url, self._date, is_file=_ITEMS[name], line=line, relative=True)
+            self._listing.add(self._url, self._date, is_file=_ITEMS[name], line=line)
 
 
 _W3C = re.compile(
@@ -738,16 +724,14 @@ def parse_modified(text: str) -> Modified | None:
     >>> str(parse_modified("2026-11").end), parse_modified("yesterday")
     ('2026-12-01 12:00:00+00:00', None)
     """
-    try:
+    with suppress(ValueError, TypeError, IndexError, OverflowError):
         if (found := _W3C.fullmatch(text)) is not None:
             return _w3c_date(found)
-        if len(text) > _MAX_DATE:
-            return None
-        moment = parsedate_to_datetime(text)
-        moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    return Modified(moment, moment)
+        if len(text) <= _MAX_DATE:
+            moment = parsedate_to_datetime(text)
+            moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+            return Modified(moment, moment)
+    return None
 
 
 def _w3c_date(found: re.Match[str]) -> Modified:

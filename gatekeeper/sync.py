@@ -16,12 +16,14 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from datetime import date, datetime
+from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
+
+import msgspec
 
 from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.client.remote_leases import RemoteLease
@@ -35,7 +37,7 @@ from gatekeeper.gate.lease_base import Unentered, bind, unbind
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.sitemaps import SitemapEntry, SitemapFinding, Sitemaps
+from gatekeeper.sitemaps import SitemapEntry, SitemapFinding, SitemapOptions, Sitemaps
 
 __all__ = ["SyncGatekeeper", "SyncLease", "SyncSitemaps"]
 
@@ -43,21 +45,15 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _AnyGate = Gatekeeper | RemoteGatekeeper
+_Make = Callable[[], _AnyGate]
 
 _BLOCKING = (
     "a SyncGatekeeper is for blocking code: use `with`, without async and await; in asynchronous "
     "code use a Gatekeeper"
 )
+_CLOSED = "the gate was closed meanwhile"
 _CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
-
-
-class SitemapOptions(TypedDict, total=False):
-    """The options of `Gatekeeper.sitemaps`."""
-
-    since: datetime | date | None
-    guess: bool
-    max_entries: int | None
 
 
 class LeaseOptions(TypedDict, total=False):
@@ -84,19 +80,14 @@ class ReportFields(TypedDict, total=False):
     rate_limit: str | None
 
 
-class _Call(Generic[_T]):
+class _Call(msgspec.Struct, Generic[_T], eq=False):
     """One call of a thread. Only the loop's thread uses it, except for `future`."""
 
-    __slots__ = ("_abandoned", "_task", "_undo", "_work", "future")
-
-    def __init__(
-        self, work: Callable[[], Coroutine[Any, Any, _T]], undo: Callable[[_T], object] | None
-    ) -> None:
-        self.future: Future[_T] = Future()
-        self._work = work
-        self._undo = undo
-        self._task: asyncio.Task[Any] | None = None
-        self._abandoned = False
+    _work: Callable[[], Awaitable[_T]]
+    _undo: Callable[[_T], object] | None
+    future: Future[_T] = msgspec.field(default_factory=Future)
+    _task: asyncio.Task[Any] | None = None
+    _abandoned: bool = False
 
     async def run(self) -> None:
         """Make the call, in the task of the calling thread."""
@@ -107,7 +98,7 @@ class _Call(Generic[_T]):
             result = await self._work()
         except asyncio.CancelledError:
             if not self._abandoned or task is None:
-                _settle(self.future, error=_closed_error())
+                _settle(self.future, error=GateClosed(_CLOSED))
                 raise
             task.uncancel()  # this call was cancelled, not the thread's task
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
@@ -144,7 +135,7 @@ class _GateThread:
     """The thread, its loop and the gate in it. It has no reference to the SyncGatekeeper, which can
     therefore be garbage collected."""
 
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+    def __init__(self, make: _Make) -> None:
         self.pid = os.getpid()
         self.loop: asyncio.AbstractEventLoop
         self.gate: Any = None
@@ -161,25 +152,26 @@ class _GateThread:
         self._thread.start()
         opened.result()
 
-    def _run(
-        self, make: Callable[[], AbstractAsyncContextManager[Any]], opened: Future[None]
-    ) -> None:
+    def _run(self, make: _Make, opened: Future[None]) -> None:
         try:
             asyncio.run(self._live(make, opened))
         finally:
             self._ended = True
             for future in list(self.pending):
-                _settle(future, error=_closed_error())
+                _settle(future, error=GateClosed(_CLOSED))
 
-    def expect(self, future: Future[Any]) -> None:
-        """Fail the future if the gate ends; a thread is about to wait for it."""
-        self.pending.add(future)
-        if self._ended:  # the thread may have failed its pending futures before the `add`
-            _settle(future, error=_closed_error())
+    def result_of(self, future: Future[_T], work: Callable[..., object], *given: Any) -> _T:
+        """Call `work` in the loop, and wait for the future, which fails if the gate ends."""
+        try:
+            self.pending.add(future)
+            if self._ended:  # the thread may have failed its pending futures before the `add`
+                _settle(future, error=GateClosed(_CLOSED))
+            _post(self, work, *given)
+            return future.result()
+        finally:
+            self.pending.discard(future)
 
-    async def _live(
-        self, make: Callable[[], AbstractAsyncContextManager[Any]], opened: Future[None]
-    ) -> None:
+    async def _live(self, make: _Make, opened: Future[None]) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
@@ -199,11 +191,6 @@ class _GateThread:
     def inside(self) -> bool:
         """Whether the current thread is the loop's."""
         return threading.current_thread() is self._thread
-
-    @property
-    def usable(self) -> bool:
-        """Whether the gate is open, and the process is not a forked child."""
-        return not self.closed and os.getpid() == self.pid
 
     def serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
         """Start the task of another thread."""
@@ -245,9 +232,7 @@ class SyncGatekeeper:
     def __init__(self, user_agent: str, *, config: Config | None = None, **options: Any) -> None:
         """`options`: `storage`, `resolver`, `clock`, `rng` and `ledger`, as for `Gatekeeper`."""
         agent_named(user_agent)
-        self._set_up(
-            partial(Gatekeeper, user_agent, config=config, **options), user_agent, as_config(config)
-        )
+        self._set_up(partial(Gatekeeper, user_agent, config=config, **options), user_agent, config)
 
     @classmethod
     def remote(
@@ -258,17 +243,12 @@ class SyncGatekeeper:
         >>> gate = SyncGatekeeper.remote("http://127.0.0.1:8750", "examplebot/1.0")
         """
         self = cls.__new__(cls)
-        config = as_config(options.get("config"))
-        self._set_up(partial(RemoteGatekeeper, where, user_agent, **options), user_agent, config)
+        make = partial(RemoteGatekeeper, where, user_agent, **options)
+        self._set_up(make, user_agent, options.get("config"))
         return self
 
-    def _set_up(
-        self,
-        make: Callable[[], Gatekeeper | RemoteGatekeeper],
-        user_agent: str | None,
-        config: Config,
-    ) -> None:
-        self.config = config
+    def _set_up(self, make: _Make, user_agent: str | None, config: Config | None) -> None:
+        self.config: Config = as_config(config)
         """The settings; adapters guard their requests by them as well."""
         self._make = make
         self._name = user_agent
@@ -286,9 +266,8 @@ class SyncGatekeeper:
 
     def close(self) -> None:
         """Close the gate: waiting calls raise GateClosed, and open leases end. Idempotent."""
-        gate_thread = self._gate_thread
         self._closed = True
-        if gate_thread is not None:
+        if self._gate_thread is not None:
             self._finalize()
 
     @property
@@ -319,20 +298,16 @@ class SyncGatekeeper:
 
         A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
-        found: AsyncIterator[Decision] = self.do(
-            lambda gate: gate.check_many(urls, user_agent=user_agent)
-        )
+        return self._iterate(self.do(lambda gate: gate.check_many(urls, user_agent=user_agent)))
 
-        return self._iterate(found)
-
-    def _iterate(self, found: AsyncIterator[_T]) -> Iterator[_T]:
+    def _iterate(self, found: Any) -> Iterator[Any]:
         """Iterate in this thread over what an asynchronous iterator yields in the gate's loop."""
         try:
-            while (one := self.wait(lambda _: _next(found))) is not None:
+            while (one := self.wait(lambda _: anext(found, None))) is not None:
                 yield one
         finally:
             with suppress(GateClosed):
-                self.wait(lambda _: _close(found))
+                self.wait(lambda _: found.aclose())
 
     def sitemaps(self, origin: str, **options: Unpack[SitemapOptions]) -> SyncSitemaps:
         """Iterate over the pages that the origin's sitemaps list. See `Gatekeeper.sitemaps`."""
@@ -430,7 +405,7 @@ class SyncGatekeeper:
 
     def wait(
         self,
-        ask: Callable[[_AnyGate], Coroutine[Any, Any, _T]],
+        ask: Callable[[_AnyGate], Awaitable[_T]],
         *,
         undo: Callable[[_T], object] | None = None,
     ) -> _T:
@@ -447,14 +422,10 @@ class SyncGatekeeper:
             caller = self._threads.caller = _Caller(gate_thread)
         call = _Call(partial(ask, gate_thread.gate), undo)
         try:  # An interruption may come as soon as the call is posted.
-            gate_thread.expect(call.future)
-            _post(gate_thread, caller.calls.put_nowait, call)
-            return call.future.result()
+            return gate_thread.result_of(call.future, caller.calls.put_nowait, call)
         except BaseException:  # the call's own error, or an interruption of this thread
             _post(gate_thread, call.abandon, quietly=True)
             raise
-        finally:
-            gate_thread.pending.discard(call.future)
 
     def do(self, work: Callable[[_AnyGate], _T]) -> _T:
         """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors.
@@ -472,12 +443,7 @@ class SyncGatekeeper:
             except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 _settle(done, error=error)
 
-        try:
-            gate_thread.expect(done)
-            _post(gate_thread, run)
-            return done.result()
-        finally:
-            gate_thread.pending.discard(done)
+        return gate_thread.result_of(done, run)
 
     def post(self, work: Callable[[], object]) -> None:
         """Call `work` in the gate's loop soon, without waiting, from any thread.
@@ -489,15 +455,15 @@ class SyncGatekeeper:
             _post(gate_thread, work, quietly=True)
 
     def _running(self) -> _GateThread:
-        gate_thread = self._gate_thread
-        if gate_thread is not None and gate_thread.usable:
-            return gate_thread
-        if gate_thread is not None and os.getpid() != gate_thread.pid:
+        gate_thread, pid = self._gate_thread, os.getpid()
+        if gate_thread is not None and gate_thread.pid != pid:
             raise GateClosed("this gate belongs to the process that was forked: make another one")
-        if self._closed or gate_thread is not None:
+        if self._closed or (gate_thread is not None and gate_thread.closed):
             raise GateClosed("the gate was closed; make another one")
-        if self._pid != os.getpid():  # forked, perhaps while a thread held the lock
-            self._opening, self._pid = threading.Lock(), os.getpid()
+        if gate_thread is not None:
+            return gate_thread
+        if self._pid != pid:  # forked, perhaps while a thread held the lock
+            self._opening, self._pid = threading.Lock(), pid
         with self._opening:
             if self._gate_thread is None:
                 self._gate_thread = _GateThread(self._make)
@@ -512,14 +478,11 @@ class SyncSitemaps(Iterator[SitemapEntry]):
     def __init__(self, found: Sitemaps, entries: Iterator[SitemapEntry]) -> None:
         self._found = found
         self._entries = entries
+        self.findings: list[SitemapFinding] = found.findings
+        """What is wrong with the files read so far."""
 
     def __next__(self) -> SitemapEntry:
         return next(self._entries)
-
-    @property
-    def findings(self) -> list[SitemapFinding]:
-        """What is wrong with the files read so far."""
-        return list(self._found.findings)
 
     @property
     def complete(self) -> bool:
@@ -527,16 +490,15 @@ class SyncSitemaps(Iterator[SitemapEntry]):
         return self._found.complete
 
 
-class SyncLeaseRequest(AbstractContextManager["SyncLease"]):
+class SyncLeaseRequest(msgspec.Struct, eq=False):
     """The result of `gate.lease()`: entering waits for the lease, leaving ends the lease."""
+
+    _acquire: Callable[[], SyncLease]
+    _lease: SyncLease | None = None
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = Unentered("with")
         __await__ = __aenter__ = __aexit__ = refusing(_BLOCKING)
-
-    def __init__(self, acquire: Callable[[], SyncLease]) -> None:
-        self._acquire = acquire
-        self._lease: SyncLease | None = None
 
     def __enter__(self) -> SyncLease:
         self._lease = self._acquire()
@@ -561,6 +523,14 @@ class SyncLease:
         self.inner: Lease | RemoteLease = lease
         """The lease in the gate's loop; use it only there (see `SyncGatekeeper.do`)."""
         self._gate = gate
+        self.url: str = lease.url
+        """The URL that the lease was granted for, in its normal form."""
+        self.host: str = lease.host
+        """The host that is asked."""
+        self.user_agent: str | None = lease.user_agent
+        """The name that the lease was requested for, as given; None: the gate's own."""
+        self.decision: Decision = lease.decision
+        """The decision at the moment of the grant."""
 
     def __enter__(self) -> Self:
         bind(self)
@@ -574,21 +544,6 @@ class SyncLease:
         return f"<SyncLease of {self.inner!r}>"
 
     @property
-    def url(self) -> str:
-        """The URL that the lease was granted for, in its normal form."""
-        return self.inner.url
-
-    @property
-    def host(self) -> str:
-        """The host that is asked."""
-        return self.inner.host
-
-    @property
-    def user_agent(self) -> str | None:
-        """The name that the lease was requested for, as given; None: the gate's own."""
-        return self.inner.user_agent
-
-    @property
     def expires_at(self) -> datetime:
         """When the lease expires and counts as used (aware, UTC)."""
         return self.inner.expires_at
@@ -597,11 +552,6 @@ class SyncLease:
     def ended(self) -> bool:
         """Whether the slot was given back, or the lease expired."""
         return self.inner.ended
-
-    @property
-    def decision(self) -> Decision:
-        """The decision at the moment of the grant."""
-        return self._do(lambda: self.inner.decision)
 
     def claim(self, url: str) -> bool:
         """Use the lease for a request to `url`. Return True for the first claim that matches."""
@@ -663,19 +613,6 @@ class SyncLease:
 
     def _do(self, work: Callable[[], _T]) -> _T:
         return self._gate.do(lambda _: work())
-
-
-async def _next(found: AsyncIterator[_T]) -> _T | None:
-    return await anext(found, None)
-
-
-async def _close(found: AsyncIterator[object]) -> None:
-    if isinstance(found, AsyncGenerator | Sitemaps):
-        await found.aclose()
-
-
-def _closed_error() -> GateClosed:
-    return GateClosed("the gate was closed meanwhile")
 
 
 def _settle(future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:

@@ -448,7 +448,7 @@ async def test_many_timeouts_at_once_are_raised_a_few_at_a_time(
 @pytest.mark.usefixtures("no_collector")
 async def test_cancelling_a_waiting_task_costs_the_same_however_many_wait() -> None:
     async def cost(count: int) -> float:
-        waiting = WaitingTasks(nothing_to_do=lambda: False)
+        waiting = WaitingTasks(lambda: False)
         tasks = [asyncio.create_task(waiting.wait()) for _ in range(count)]
         await asyncio.sleep(0)
         for task in reversed(tasks):
@@ -456,7 +456,7 @@ async def test_cancelling_a_waiting_task_costs_the_same_however_many_wait() -> N
         began = time.process_time()
         await asyncio.wait(tasks)
         took = time.process_time() - began
-        assert len(waiting) == 0
+        assert not waiting.futures
         return took
 
     few = min([await cost(FEW) for _ in range(3)])
@@ -525,7 +525,7 @@ async def test_a_cancelled_wait_keeps_no_reference_to_its_waiter(gate: Gatekeepe
 
 def outside(queue: PoliteQueue) -> int:
     """How many getters wait for a lease."""
-    return len(queue._getters)
+    return len(queue._getters.futures)
 
 
 async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asyncio.Task[None]]:

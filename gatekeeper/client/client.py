@@ -40,8 +40,13 @@ from gatekeeper.client.connection import (
     read,
     read_line,
 )
-from gatekeeper.client.questions import Question, Questions, RememberedDecisions
-from gatekeeper.client.remote_leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
+from gatekeeper.client.questions import Key, Questions, RememberedDecisions
+from gatekeeper.client.remote_leases import (
+    HeldRemoteLeases,
+    RemoteLease,
+    RemoteLeaseRequest,
+    RemoteLeases,
+)
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
@@ -74,14 +79,6 @@ _CLOSE_SECONDS = 5.0
 """Seconds that closing waits for the last reports."""
 _READ_AHEAD = 1000
 """URLs that `check_many` reads ahead of the one being answered."""
-
-
-def _check(fail: str, user_agent: str | None) -> None:
-    if fail not in ("closed", "open"):
-        raise errors.ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
-    if user_agent is not None:
-        agent_named(user_agent)
-        check_agent(user_agent)  # its length
 
 
 class RemoteGatekeeper:
@@ -127,6 +124,16 @@ class RemoteGatekeeper:
     ...                 lease.report(status=200)
     """
 
+    clock: Clock
+    """The clock that the client uses."""
+    waits: WaitGraph[RemoteLease]
+    """Which tasks of this client hold leases or wait for them. For a `PoliteQueue`."""
+    middleware: ClientMiddlewareType
+    """Client middleware that decides, paces and reports every request and redirect hop.
+
+    Pass it last: `aiohttp.ClientSession(middlewares=(..., gate.middleware))`.
+    """
+
     def __init__(
         self,
         where: str | os.PathLike[str],
@@ -146,14 +153,17 @@ class RemoteGatekeeper:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        _check(fail, user_agent)
-        if user_agent is not None and (warning := token_warning(user_agent)) is not None:
-            warnings.warn(warning, stacklevel=2)
+        if fail not in ("closed", "open"):
+            raise errors.ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+        if user_agent is not None:
+            agent_named(user_agent)
+            check_agent(user_agent)  # its length
+            if (warning := token_warning(user_agent)) is not None:
+                warnings.warn(warning, stacklevel=2)
         self._name = user_agent
         self._sidecars_name: str | None = None
         self.config: Config = as_config(config)
-        self._fail = fail
-        self._clock = clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._connection = SidecarConnection(
             where,
             token=token,
@@ -161,32 +171,28 @@ class RemoteGatekeeper:
             patience=patience,
             connect_timeout=connect_timeout,
             timeout=timeout,
-            clock=clock,
+            clock=self.clock,
             rng=rng or random.Random(),
         )
         self._tasks = OwnedTasks()
-        self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
-        self._questions = Questions(
-            self._connection, self._answers, self._tasks, self._decide_unanswered, self._clock
-        )
-        self._outbox = Outbox(self._connection, self._clock)
+        self._answers = RememberedDecisions(self.clock, remember_most, remember)
+        unanswered = partial(self._unreachable, fail=fail)
+        self._questions = Questions(self._connection, self._answers, self._tasks, unanswered)
+        self._outbox = Outbox(self._connection)
+        self._held = HeldRemoteLeases(self._outbox, self.config.pacing.own_wait, self.clock)
+        self.waits = self._held.waits
+        slots = asyncio.Semaphore(most_polls)
         self._leases = RemoteLeases(
-            self._connection,
-            self._outbox,
-            self._tasks,
-            self._deferral,
-            own_wait=self.config.pacing.own_wait,
-            poll=poll,
-            most_polls=most_polls,
-            clock=self._clock,
+            self._connection, self._tasks, self._unreachable, self._held, poll, slots
         )
-        self._middleware = gate_middleware(self)
+        self.middleware = gate_middleware(self)
         self._prefix, self._counter = f"client-{secrets.token_hex(4)}-", itertools.count(1)
-        self._open = self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it is not open
+        self._closed = False
         self._asked = self._remembered = self._unanswered = 0
 
     def __repr__(self) -> str:
-        return f"<RemoteGatekeeper {self._connection!r} {'open' if self._open else 'shut'}>"
+        return f"<RemoteGatekeeper {self._connection!r} {'open' if self._loop else 'shut'}>"
 
     # -- life ------------------------------------------------------------------------
 
@@ -196,9 +202,8 @@ class RemoteGatekeeper:
         )
 
     async def __aenter__(self) -> Self:
-        if self._open or self._closed:
+        if self._loop is not None or self._closed:
             raise errors.GateClosed("this gate was opened already; make another one")
-        self._loop = asyncio.get_running_loop()
         await self._connection.open()
         try:
             if self._name is None:
@@ -206,17 +211,17 @@ class RemoteGatekeeper:
         except BaseException:
             await self._connection.close()
             raise
-        self._open = True
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         """Send the last reports, for at most five seconds; pending calls raise GateClosed."""
-        self._open, self._closed = False, True
+        self._loop, self._closed = None, True
         try:
             await self._tasks.close()
             self._questions.close()
-            self._leases.held.end_all()
-            self._leases.waits.close()
+            self._held.end_all()
+            self.waits.close()
             await self._outbox.close(_CLOSE_SECONDS)
         finally:
             await self._connection.close()
@@ -246,8 +251,7 @@ class RemoteGatekeeper:
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
             # A sidecar of another version may parse URLs more strictly than this client.
-            note = decision.note or "the sidecar rejects this URL"
-            raise errors.InvalidURL(urls.mask(url), note)
+            raise errors.InvalidURL(urls.mask(url), decision.note or "the sidecar rejects it")
         return decision
 
     async def check_many(
@@ -259,19 +263,20 @@ class RemoteGatekeeper:
         """
         errors.refuse_single_text(urls)
         agent = self._name if user_agent is None else user_agent
-        waiting = iter(urls)
+        waiting = (self._ask_any(raw, agent) for raw in urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
         try:
             while True:
                 if len(window) < _READ_AHEAD // 2:
-                    for raw in itertools.islice(waiting, _READ_AHEAD - len(window)):
-                        window.append(self._ask_any(raw, agent))
+                    window.extend(itertools.islice(waiting, _READ_AHEAD - len(window)))
                     if not window:
                         return
                 found = window.popleft()
                 yield found if isinstance(found, Decision) else await found
-        finally:
-            _abandon(window)
+        finally:  # the other questions are dropped
+            for found in window:
+                if not isinstance(found, Decision) and not found.cancel() and not found.cancelled():
+                    found.exception()  # retrieved, so that asyncio does not warn
 
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None
@@ -305,9 +310,15 @@ class RemoteGatekeeper:
         """
         agent = self._name if user_agent is None else user_agent
         explanation = await self._explain(url, agent)
-        settings = self.config.robots
+        settings, decision = self.config.robots, explanation.decision
         robots = await robots_of(explanation, settings)
-        return policy_of(explanation, robots, agent or explanation.decision.user_agent, settings)
+        if robots is None:
+            # Everything is allowed if there is no file (RFC 9309 section 2.3.1.3, RFC-36) or the
+            # operator allows the origin; nothing if the file can't be fetched (section 2.3.1.4,
+            # RFC-37) or the guard refuses it.
+            welcome = decision.verdict is Verdict.ALLOW
+            robots = RobotsTxt.parse("" if welcome else "User-agent: *\nDisallow: /\n")
+        return settings.policy(robots, agent or decision.user_agent)
 
     def sitemaps(
         self,
@@ -345,8 +356,7 @@ class RemoteGatekeeper:
 
         `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
-        answer = await self._request("GET", f"/v1/hosts/{_segment(host)}")
-        return read(answer, wire.HostBody).clocks
+        return (await self._control(host)).clocks
 
     async def refresh(self, origin: str) -> None:
         """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
@@ -355,22 +365,22 @@ class RemoteGatekeeper:
         """
         target = urls.parse(origin)
         await self._control(
-            target.host, "refresh", wire.encode(wire.RefreshBody(origin=target.origin))
+            target.host, "/refresh", wire.encode(wire.RefreshBody(origin=target.origin))
         )
         self._answers.forget()
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
-        moment = utc(block_end(host, until))
-        await self._control(host, "block", wire.encode(wire.BlockBody(until=moment, reason=reason)))
+        block = wire.BlockBody(until=utc(block_end(host, until)), reason=reason)
+        await self._control(host, "/block", wire.encode(block))
 
     async def pause(self, host: str) -> None:
         """Grant no lease for the host until `resume`."""
-        await self._control(host, "pause", b"{}")
+        await self._control(host, "/pause", b"{}")
 
     async def resume(self, host: str) -> None:
         """Grant leases for the host again. It lifts a pause, not a block."""
-        await self._control(host, "resume", b"{}")
+        await self._control(host, "/resume", b"{}")
 
     async def override(self, rule: HostRule, *, seconds: float | None = None) -> None:
         """Set a `[[host]]` rule at run time; see `Gatekeeper.override`."""
@@ -439,24 +449,6 @@ class RemoteGatekeeper:
         self._check_usable(None)
         return await self._leases.acquire_if_due(url, priority=priority, user_agent=self._name)
 
-    @property
-    def waits(self) -> WaitGraph[RemoteLease]:
-        """Which tasks of this client hold leases or wait for them. For a `PoliteQueue`."""
-        return self._leases.waits
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that the client uses."""
-        return self._clock
-
-    @property
-    def middleware(self) -> ClientMiddlewareType:
-        """Client middleware that decides, paces and reports every request and redirect hop.
-
-        Pass it last: `aiohttp.ClientSession(middlewares=(..., gate.middleware))`.
-        """
-        return self._middleware
-
     def stats(self) -> RemoteStats:
         """Return the current counters and gauges of this client."""
         return RemoteStats(
@@ -468,8 +460,8 @@ class RemoteGatekeeper:
             requests=self._connection.requests,
             repeated=self._connection.repeated,
             failures=self._connection.failures,
-            granted=self._leases.granted,
-            held=len(self._leases.held),
+            granted=self._held.granted,
+            held=len(self._held),
             told=self._outbox.delivered,
             untold=len(self._outbox),
             dropped=self._outbox.dropped,
@@ -480,17 +472,13 @@ class RemoteGatekeeper:
     @property
     def ready(self) -> bool:
         """Whether the gate is open and the sidecar answered the last question."""
-        return self._open and not self._connection.down
+        return self._loop is not None and not self._connection.down
 
     # -- inside ----------------------------------------------------------------------
 
     def _check_usable(self, user_agent: str | None) -> None:
         """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
-        if not self._open:
-            raise errors.GateClosed(
-                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
-            )
-        refuse_unless_open(self._loop)  # of the running loop
+        refuse_unless_open(self._loop)
         if user_agent is not None:
             check_agent(user_agent)
 
@@ -503,22 +491,20 @@ class RemoteGatekeeper:
         # About "/", as the answer about /robots.txt itself would explain nothing (RFC 9309 section
         # 2.2.2, RFC-20).
         query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
-        if agent is not None:
-            check_agent(agent)
-            query += f"&user_agent={quote(agent, safe='')}"
-        return read(
-            await self._request("GET", f"/v1/explain?{query}", agent=agent), wire.Explanation
-        )
-
-    async def _control(self, host: str, action: str, body: bytes) -> None:
-        answer = await self._request("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
-        read(answer, wire.HostBody)
-
-    async def _request(
-        self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
-    ) -> SidecarResponse:
-        """Return the sidecar's response of any status. Raises SidecarError if there is none."""
         self._check_usable(agent)
+        if agent is not None:
+            query += f"&user_agent={quote(agent, safe='')}"
+        return read(await self._request("GET", f"/v1/explain?{query}"), wire.Explanation)
+
+    async def _control(
+        self, host: str, action: str = "", body: bytes | None = None
+    ) -> wire.HostBody:
+        path = f"/v1/hosts/{quote(host_named(host), safe='')}{action}"
+        return read(await self._request("POST" if action else "GET", path, body), wire.HostBody)
+
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
+        """Return the sidecar's response of any status. Raises SidecarError if there is none."""
+        self._check_usable(None)
         try:
             return await self._connection.ask(method, path, body)
         except SidecarUnreachable as error:
@@ -530,58 +516,42 @@ class RemoteGatekeeper:
             origin, _ = urls.split(raw)
         except errors.InvalidURL as error:
             self._check_usable(agent)
-            return self._decision(Verdict.DENY, Reason.INVALID_URL, raw, "", agent, error.problem)
+            return self._decision(Verdict.DENY, Reason.INVALID_URL, (raw, agent), "", error.problem)
         except Exception as error:
             if not isinstance(raw, str):
                 raise
             # The error of one URL must not fail its batch.
             _log.exception("%s can't be asked about", urls.mask(raw, query=False))
             note = f"an internal error of this client ({type(error).__name__}); see its log"
-            return self._decision(
-                Verdict.DEFER, Reason.INTERNAL, raw, "", agent, note, _ERROR_RETRY_SECONDS
-            )
+            reason, wait = Reason.INTERNAL, _ERROR_RETRY_SECONDS
+            return self._decision(Verdict.DEFER, reason, (raw, agent), "", note, wait)
         return self._ask(raw, origin, agent)
 
     def _ask(self, url: str, origin: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
         """Return the cached decision, or a future of it; cancel the future to drop the question."""
-        self._asked += 1
-        key = (url, agent)
-        try:
-            found = self._answers.find(key)
-        except TypeError:  # an agent that is not hashable, so not text
-            self._check_usable(agent)
-            raise
-        if found is not None:
-            self._remembered += 1
-            return found
         self._check_usable(agent)
-        return self._questions.ask(key, origin)
+        self._asked += 1
+        found = self._answers.find((url, agent))
+        if found is None:
+            return self._questions.ask((url, agent), origin)
+        self._remembered += 1
+        return found
 
-    def _decide_unanswered(self, question: Question, detail: str) -> Decision:
-        """Decide by the fail mode: DEFER, or ALLOW with `fail="open"`."""
-        url, agent = question.key
-        if self._fail != "open":
-            return self._deferral(url, question.origin, agent, detail)
+    def _unreachable(self, key: Key, origin: str, detail: str, fail: str = "closed") -> Decision:
+        """Decide without the sidecar: DEFER, or ALLOW with `fail="open"`."""
         self._unanswered += 1
-        reason, note = Reason.GATE_UNREACHABLE, f"allowed without asking (fail open): {detail}"
-        return self._decision(Verdict.ALLOW, reason, url, question.origin, agent, note)
-
-    def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
-        self._unanswered += 1
-        reason, note = Reason.GATE_UNREACHABLE, f"the sidecar can't be asked: {detail}"
-        return self._decision(Verdict.DEFER, reason, url, origin, agent, note, _RETRY_SECONDS)
+        if fail == "open":
+            verdict, wait, note = Verdict.ALLOW, 0.0, "allowed without asking (fail open)"
+        else:
+            verdict, wait, note = Verdict.DEFER, _RETRY_SECONDS, "the sidecar can't be asked"
+        reason = Reason.GATE_UNREACHABLE
+        return self._decision(verdict, reason, key, origin, f"{note}: {detail}", wait)
 
     def _decision(
-        self,
-        verdict: Verdict,
-        reason: Reason,
-        url: str,
-        origin: str,
-        agent: str | None,
-        note: str,
-        wait: float | None = None,
+        self, verdict: Verdict, reason: Reason, key: Key, origin: str, note: str, wait: float = 0.0
     ) -> Decision:
         """Make a decision of the client's own; `wait`: seconds after which to ask again."""
+        url, agent = key
         return Decision(
             verdict=verdict,
             reason=reason,
@@ -589,17 +559,9 @@ class RemoteGatekeeper:
             origin=origin,
             user_agent=check_agent(named) if (named := agent or self.user_agent) else "",
             note=note,
-            retry_at=None if wait is None else utc(self._clock.wall() + wait),
+            retry_at=utc(self.clock.wall() + wait) if wait else None,
             id=f"{self._prefix}{next(self._counter):x}",
         )
-
-
-def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
-    """Drop these questions; retrieve the errors of those that failed, so that asyncio does not
-    warn."""
-    for found in window:
-        if not isinstance(found, Decision) and not found.cancel() and not found.cancelled():
-            found.exception()
 
 
 # --- the sidecar's name ---------------------------------------------------------------------
@@ -617,10 +579,6 @@ async def identity_of(connection: SidecarConnection) -> str | None:
     except (SidecarUnreachable, errors.GatekeeperError) as error:
         _log.info("the sidecar did not return its name: %s", error)
         return None
-
-
-def _segment(host: str) -> str:
-    return quote(host_named(host), safe="")
 
 
 # --- statistics -----------------------------------------------------------------------------
@@ -679,21 +637,6 @@ async def robots_of(explanation: wire.Explanation, settings: RobotsConfig) -> Ro
     if len(text) < _THREAD_SIZE:
         return RobotsTxt.parse(text, dialect=settings.dialect, limit=size)
     return await asyncio.to_thread(RobotsTxt.parse, text, dialect=settings.dialect, limit=size)
-
-
-def policy_of(
-    explanation: wire.Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
-) -> Policy:
-    """Return the policy of the file for the agent, or a policy in place of a missing file.
-
-    Everything is allowed if there is no file (RFC 9309 section 2.3.1.3, RFC-36) or the operator
-    allows the origin; nothing if the file can't be fetched (section 2.3.1.4, RFC-37) or the guard
-    refuses it.
-    """
-    if robots is None:
-        welcome = explanation.decision.verdict is Verdict.ALLOW
-        robots = RobotsTxt.parse("" if welcome else "User-agent: *\nDisallow: /\n")
-    return settings.policy(robots, agent)
 
 
 # --- names of agents ------------------------------------------------------------------------

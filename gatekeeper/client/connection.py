@@ -7,15 +7,15 @@ used.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
+import re
 import ssl
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -44,8 +44,7 @@ _ADDRESS_FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SidecarResponse:
+class SidecarResponse(NamedTuple):
     """A response of the sidecar, of any status."""
 
     status: int
@@ -54,16 +53,6 @@ class SidecarResponse:
     """Seconds of its Retry-After header; None without one, or if that is a date."""
     token: bool = False
     """Whether the request had a bearer token."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether the sidecar did not handle the request: draining, full, or an internal error."""
-        return self.status >= 500
-
-    @property
-    def detail(self) -> str:
-        """The status, for a message to people."""
-        return f"it answers {self.status}"
 
     @property
     def document(self) -> ProblemDocument | None:
@@ -110,13 +99,13 @@ class SidecarConnection:
         self._where = self._socket or base
         """The address, for people."""
         self._headers = _authorization(token)
-        self._context = ssl
+        self._context = True if ssl is None else ssl
         self.patience: float = patience
         self._connect_timeout = connect_timeout
         self._timeout = timeout
-        self._clock = clock
+        self.clock: Clock = clock
         self._rng = rng
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
         self.down: bool = False
         """True from the time at which a request was given up until the next response."""
         self._answered = False
@@ -136,8 +125,7 @@ class SidecarConnection:
         if self._socket is not None:
             connector = aiohttp.UnixConnector(self._socket, limit=0)
         else:
-            context: ssl.SSLContext | bool = True if self._context is None else self._context
-            connector = aiohttp.TCPConnector(limit=0, ssl=context)
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._context)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,
@@ -149,42 +137,25 @@ class SidecarConnection:
 
     async def close(self) -> None:
         """Close every connection. Idempotent."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise errors.GateClosed(
-                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
-            )
-        return self._session
+        await self._session.close()
 
     async def request(
         self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
     ) -> SidecarResponse:
         """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
-        session = self._opened()
         seconds = self._timeout if timeout is None else timeout
         self.requests += 1
         url = URL(self.base + path, encoded=True)
         options: dict[str, Any] = {} if body is None else {"data": body, "headers": _JSON}
         try:
             async with (
-                deadline(self._clock, seconds),
+                deadline(self.clock, seconds),
                 # A redirect would carry the token to another server.
-                session.request(method, url, allow_redirects=False, **options) as response,
+                self._session.request(method, url, allow_redirects=False, **options) as response,
             ):
                 data = await response.read()
-        except aiohttp.ConnectionTimeoutError:
-            within = f"nothing within {self._connect_timeout:g} s"
-            raise self._failure(self._no_connection(within)) from None
-        except TimeoutError:
-            raise self._failure(f"no answer within {seconds:g} s", late=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            if descriptors.is_shortage(error):
-                descriptors.close_idle()  # for the next attempt
-            raise self._failure(self._description(error)) from None
+            raise self._failure(error, seconds) from None
         self.down, self._answered = False, True
         # Only seconds: a sidecar never sends a date.
         retry_after = delta_seconds(response.headers.get("Retry-After", ""))
@@ -196,42 +167,41 @@ class SidecarConnection:
         Raises the error of `problem` for a response of another status, and SidecarError if there is
         none or it breaks off.
         """
-        session = self._opened()
         self.requests += 1
         where = URL(self.base + path, encoded=True)
         try:
-            async with session.get(
+            async with self._session.get(
                 where, allow_redirects=False, read_bufsize=_LINE_OCTETS
             ) as response:
-                if response.status != 200:
-                    body = await response.content.read(_LINE_OCTETS)
-                    answer = SidecarResponse(response.status, body, None, bool(self._headers))
-                    raise problem(answer, url)
-                async for line in response.content:
-                    yield line
+                if response.status == 200:
+                    async for line in response.content:
+                        yield line
+                    return
+                body = await response.content.read(_LINE_OCTETS)
         except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error, errors.GatekeeperError):
-                raise
-            failure = self._failure(self._description(error))
-            raise errors.SidecarError(503, "unreachable", str(failure)) from None
+            failure = str(self._failure(error, self._timeout))
+            raise errors.SidecarError(503, "unreachable", failure) from None
+        raise problem(SidecarResponse(response.status, body, None, bool(self._headers)), url)
 
-    def _description(self, error: Exception) -> str:
-        """Describe an error for people; aiohttp's own message prints its TLS context."""
-        where = f"no connection to {self._where}"
-        if isinstance(error, aiohttp.ClientSSLError):
-            return f"{where}: {_os_reason(error.os_error)}"
-        if descriptors.is_shortage(error):
-            return f"{where}: {descriptors.describe_shortage()}"
-        if isinstance(error, aiohttp.ClientConnectorError):
-            return self._no_connection(_os_reason(error.os_error))
-        return str(error) or type(error).__name__
-
-    def _no_connection(self, why: str) -> str:
-        return f"no connection to {self._where}: {why}; is `gatekeeper serve` running there?"
-
-    def _failure(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
+    def _failure(self, error: Exception, seconds: float) -> SidecarUnreachable:
+        """Count a failure, and describe it for people; aiohttp's own message prints its TLS
+        context."""
         self.failures += 1
-        return SidecarUnreachable(detail, late=late)
+        where, hint = f"no connection to {self._where}", "is `gatekeeper serve` running there?"
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            why = f"{where}: nothing within {self._connect_timeout:g} s; {hint}"
+        elif isinstance(error, TimeoutError):
+            return SidecarUnreachable(f"no answer within {seconds:g} s", late=True)
+        elif descriptors.is_shortage(error):
+            descriptors.close_idle()  # for the next attempt
+            why = f"{where}: {descriptors.describe_shortage()}"
+        elif isinstance(error, aiohttp.ClientSSLError):
+            why = f"{where}: {_os_reason(error.os_error)}"
+        elif isinstance(error, aiohttp.ClientConnectorError):
+            why = f"{where}: {_os_reason(error.os_error)}; {hint}"
+        else:
+            why = str(error) or type(error).__name__
+        return SidecarUnreachable(why)
 
     def backoff(self, attempt: int) -> float:
         """Return the seconds before the next attempt: doubled each time, half of them random."""
@@ -254,7 +224,7 @@ class SidecarConnection:
 
         Raises SidecarUnreachable if there was no response, or only those of a busy sidecar.
         """
-        end = self._clock.monotonic() + (0.0 if self.down else self.patience)
+        end = self.clock.monotonic() + (0.0 if self.down else self.patience)
         try:
             return await self.send_until(end, method, path, body)
         except SidecarUnreachable as error:
@@ -275,34 +245,33 @@ class SidecarConnection:
         `timeout` is the number of seconds for one response; None: that of the connection, and then
         a response that was late is not retried. Raises SidecarUnreachable as `ask` does.
         """
-        attempt, began = 0, self._clock.monotonic()
+        attempt, began = 0, self.clock.monotonic()
         while True:
             pause = self.backoff(attempt)
             try:
                 answer = await self.request(method, path, body, timeout=timeout)
-                if not answer.busy and answer.status != 429:
+                if answer.status < 500 and answer.status != 429:  # else busy: draining or full
                     return answer
-                why, pause = SidecarUnreachable(answer.detail), answer.retry_after or pause
+                why = SidecarUnreachable(f"it answers {answer.status}")
+                pause = answer.retry_after or pause
             except SidecarUnreachable as error:
                 why = error
             last = self.last_retry(began, end)
-            if (why.late and timeout is None) or self._clock.monotonic() + pause > last:
+            if (why.late and timeout is None) or self.clock.monotonic() + pause > last:
                 raise why
             attempt += 1
             self.repeated += 1
-            await self._clock.sleep(pause)
+            await self.clock.sleep(pause)
 
 
 def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
     """Return the base URL and the socket's path. Raises ConfigError."""
     text = os.fspath(where)
-    if text.startswith("unix:"):
-        text = "/" + text[5:].lstrip("/") if text[5:].startswith("/") else text[5:]
-        if not text:
+    if text.startswith(("unix:", "/")) or not isinstance(where, str):
+        socket = re.sub(r"\Aunix:(/?)/*", r"\1", text)
+        if not socket:
             raise errors.ConfigError(f"the sidecar's address names no socket; {_ADDRESS_FORMS}")
-        return "http://localhost", text
-    if text.startswith("/") or not isinstance(where, str):
-        return "http://localhost", text
+        return "http://localhost", socket
     try:
         url = url_of(text)
         (url.host or "").encode("idna")  # as for its look-up, which can't refuse a..b in words
@@ -384,73 +353,52 @@ def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
 
 # --- messages to the sidecar whose response no caller waits for -----------------------------
 
-_MAX_SENDERS = 8
+_SENDERS = 8
 """The most messages that are sent at the same time."""
 _MAX_MESSAGES = 100_000
-"""The most messages that wait; beyond that the oldest is dropped."""
+"""The most messages that wait; beyond that one is dropped: its lease then counts as used."""
+_REPORT_SECONDS = 600.0
+"""Seconds for which sending a report is retried: a restarted sidecar still accepts it."""
 _ATTEMPT_SECONDS = 10.0
 """Seconds in which one attempt must be answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxMessage:
-    """A request whose response no caller waits for, retried until the monotonic time `give_up`."""
+class Outbox(msgspec.Struct, eq=False):
+    """Sends messages in tasks of its own, a few at the same time, first come, first served."""
 
-    method: str
-    path: str
-    body: bytes | None
-    give_up: float
-
-
-class Outbox:
-    """A queue of messages and at most eight sender tasks, which end when the queue is empty."""
-
-    def __init__(self, connection: SidecarConnection, clock: Clock) -> None:
-        self._connection = connection
-        self._clock = clock
-        self._queue: deque[OutboxMessage] = deque()
-        self._tasks = OwnedTasks()
-        self._senders = 0
-        self.delivered: int = 0
-        self.dropped: int = 0
+    _connection: SidecarConnection
+    _tasks: OwnedTasks = msgspec.field(default_factory=OwnedTasks)
+    _slots: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_SENDERS))
+    delivered: int = 0
+    dropped: int = 0
 
     def __len__(self) -> int:
-        return len(self._queue) + self._senders
+        return len(self._tasks)
 
-    def send(self, message: OutboxMessage) -> None:
-        """Queue a message, without waiting."""
-        if len(self._queue) >= _MAX_MESSAGES:
-            self._queue.popleft()
+    def send(
+        self, method: str, path: str, body: bytes | None, lasts: float = _REPORT_SECONDS
+    ) -> None:
+        """Send a message, without waiting. It is retried for `lasts` seconds."""
+        if len(self) >= _MAX_MESSAGES:
             self.dropped += 1
-        self._queue.append(message)
-        if self._senders < _MAX_SENDERS:
-            self._senders += 1
-            self._tasks.start(self._send_all())
+            return
+        give_up = self._connection.clock.monotonic() + lasts
+        self._tasks.start(self._deliver(method, path, body, give_up))
 
     async def close(self, seconds: float) -> None:
         """Send the remaining messages, for at most that many seconds, then drop the rest."""
-        await self._tasks.finish(self._clock, seconds)
-        left = len(self)
-        await self._tasks.close()
-        self._queue.clear()
-        if left:
+        await self._tasks.finish(self._connection.clock, seconds)
+        if left := len(self):
             self.dropped += left
             _log.warning("%d reports did not reach the sidecar before the client closed", left)
+        await self._tasks.close()
 
-    async def _send_all(self) -> None:
+    async def _deliver(self, method: str, path: str, body: bytes | None, give_up: float) -> None:
         try:
-            while self._queue:
-                await self._deliver(self._queue.popleft())
-        finally:
-            # There was no await since the queue was empty: the next message starts another task.
-            self._senders -= 1
-
-    async def _deliver(self, message: OutboxMessage) -> None:
-        method, path = message.method, message.path
-        try:
-            answer = await self._connection.send_until(
-                message.give_up, method, path, message.body, timeout=_ATTEMPT_SECONDS
-            )
+            async with self._slots:
+                answer = await self._connection.send_until(
+                    give_up, method, path, body, timeout=_ATTEMPT_SECONDS
+                )
         except SidecarUnreachable as error:
             self.dropped += 1
             _log.warning("%s %s was given up: %s", method, path, error)
@@ -458,4 +406,4 @@ class Outbox:
         self.delivered += 1
         if answer.status >= 400:
             # Mostly a lease that expired meanwhile: it counts as used.
-            _log.info("%s %s: %s", method, path, answer.detail)
+            _log.info("%s %s: it answers %d", method, path, answer.status)

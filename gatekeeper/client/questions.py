@@ -14,6 +14,7 @@ import copy
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from itertools import repeat
 
 import msgspec
 
@@ -48,11 +49,6 @@ class Question(msgspec.Struct, eq=False):
     origin: str
     waiters: list[asyncio.Future[Decision]]
 
-    @property
-    def wanted(self) -> bool:
-        """Whether any waiter still waits."""
-        return any(not waiter.done() for waiter in self.waiters)
-
 
 BatchKey = tuple[str, str | None]
 """Origin, or "" for all origins that the sidecar has cached; and agent."""
@@ -61,9 +57,9 @@ BatchKey = tuple[str, str | None]
 class _BatchQueues(msgspec.Struct, eq=False):
     """Queues of questions, one for each key of batches that they may share."""
 
-    max_batches: int
+    max_batches: int = _MAX_CACHED_BATCHES
     """The most batches under way at the same time."""
-    max_per_key: int
+    max_per_key: int = _MAX_CACHED_BATCHES
     """The most batches of one key under way at the same time."""
     under_way: Counter[BatchKey] = msgspec.field(default_factory=Counter)
     """The batches under way, by key."""
@@ -73,10 +69,7 @@ class _BatchQueues(msgspec.Struct, eq=False):
         """Return the key whose next batch may be sent. None if there is none."""
         if self.under_way.total() >= self.max_batches:
             return None
-        for key in self.queues:
-            if self.under_way[key] < self.max_per_key:
-                return key
-        return None
+        return next((key for key in self.queues if self.under_way[key] < self.max_per_key), None)
 
     def length(self, largest: int) -> int:
         """Return the most URLs that a batch may have now; `largest` is the most for any batch.
@@ -90,38 +83,22 @@ class _BatchQueues(msgspec.Struct, eq=False):
             return largest
         return min(largest, max(_MIN_SPLIT, -(-waiting // free)))
 
-    def answered(self, key: BatchKey) -> None:
-        self.under_way[key] -= 1
-        if not self.under_way[key]:
-            del self.under_way[key]
 
-
-class Questions:
+class Questions(msgspec.Struct, eq=False):
     """Gathers questions, sends them in batches, and resolves their waiters."""
 
-    def __init__(
-        self,
-        connection: SidecarConnection,
-        answers: RememberedDecisions,
-        tasks: OwnedTasks,
-        unanswered: Callable[[Question, str], Decision],
-        clock: Clock,
-    ) -> None:
-        self._connection = connection
-        self._max_batch = MAX_BATCH
-        """The most URLs of a batch; lowered when the sidecar refuses one (server.max_batch)."""
-        self._monotonic = clock.monotonic
-        self._iteration_start = 0.0
-        """When the first question of this iteration of the loop was asked (monotonic)."""
-        self._answers = answers
-        self._tasks = tasks
-        self._unanswered = unanswered
-        self._asked: dict[Key, Question] = {}
-        self._cached = _BatchQueues(_MAX_CACHED_BATCHES, _MAX_CACHED_BATCHES)
-        self._cold = _BatchQueues(_MAX_COLD_BATCHES, 1)
-        self._scheduled = False
-        self.batches: int = 0
-        self.urls: int = 0
+    _connection: SidecarConnection
+    _answers: RememberedDecisions
+    _tasks: OwnedTasks
+    _unanswered: Callable[[Key, str, str], Decision]
+    _max_batch: int = MAX_BATCH
+    """The most URLs of a batch; lowered when the sidecar refuses one (server.max_batch)."""
+    _asked: dict[Key, Question] = {}
+    _cached: _BatchQueues = msgspec.field(default_factory=_BatchQueues)
+    _cold: _BatchQueues = msgspec.field(default_factory=lambda: _BatchQueues(_MAX_COLD_BATCHES, 1))
+    _scheduled: bool = False
+    batches: int = 0
+    urls: int = 0
 
     def ask(self, key: Key, origin: str) -> asyncio.Future[Decision]:
         """Return a future of the decision; cancel it to drop the question.
@@ -136,10 +113,10 @@ class Questions:
             return future
         if not self._scheduled:
             self._scheduled = True
-            self._iteration_start = self._monotonic()
             loop.call_soon(self._end_of_iteration)
         question = self._asked[key] = Question(key, origin, [future])
-        if not origin or self._iteration_start < self._answers.cached_origins.get(origin, 0.0):
+        now = self._connection.clock.monotonic()
+        if not origin or now < self._answers.cached_origins.get(origin, 0.0):
             queues, name = self._cached.queues, ("", key[1])
         else:
             queues, name = self._cold.queues, (origin, key[1])
@@ -154,11 +131,10 @@ class Questions:
     def _start_batches(self, queues: _BatchQueues) -> None:
         length = queues.length(self._max_batch)
         while (key := queues.next()) is not None:
-            batch = self._take(queues.queues[key], length)
-            if not queues.queues[key]:
-                del queues.queues[key]
-            else:  # moved to the end, so that a million questions of one agent delay no other
-                queues.queues[key] = queues.queues.pop(key)
+            queue = queues.queues.pop(key)
+            batch = self._take(queue, length)
+            if queue:  # at the end, so that a million questions of one agent delay no other
+                queues.queues[key] = queue
             if batch:
                 queues.under_way[key] += 1
                 self.batches += 1
@@ -170,13 +146,13 @@ class Questions:
         text = 0
         while queue and len(batch) < length:
             question = queue[0]
-            if not question.waiters[0].done() or question.wanted:
+            if all(map(asyncio.Future.done, question.waiters)):  # nobody waits for it any more
+                del self._asked[question.key]
+            else:
                 text += len(question.key[0])
                 if batch and text > _MAX_BATCH_TEXT:
                     break
                 batch.append(question)
-            else:
-                del self._asked[question.key]
             queue.popleft()
         return batch
 
@@ -185,14 +161,14 @@ class Questions:
             decisions = await self._post([question.key[0] for question in batch], key[1])
         except SidecarUnreachable as error:
             why = str(error)
-            self._settle(batch, [self._unanswered(question, why) for question in batch])
+            self._settle(batch, [self._unanswered(one.key, one.origin, why) for one in batch])
         except Exception as error:  # noqa: BLE001 - the callers get it
-            self._fail(batch, error)
+            self._settle(batch, repeat(error))
         else:
             self._answers.remember(zip(batch, decisions, strict=True))
             self._settle(batch, decisions)
         finally:
-            queues.answered(key)
+            queues.under_way -= Counter([key])  # which drops what is 0
             self._start_batches(queues)
 
     async def _post(self, urls: list[str], agent: str | None) -> list[Decision]:
@@ -217,29 +193,24 @@ class Questions:
             )
         return decisions
 
-    def _settle(self, batch: list[Question], decisions: list[Decision]) -> None:
-        asked = self._asked
-        for question, decision in zip(batch, decisions, strict=True):
-            del asked[question.key]
-            for waiter in question.waiters:
-                if not waiter.done():
-                    waiter.set_result(decision)
-
-    def _fail(self, batch: list[Question], error: Exception) -> None:
-        for question in batch:
+    def _settle(self, batch: list[Question], results: Iterable[Decision | Exception]) -> None:
+        for question, result in zip(batch, results, strict=False):
             del self._asked[question.key]
             for waiter in question.waiters:
-                if not waiter.done():
-                    # A copy for each waiter, as raising an exception adds to its traceback.
-                    own = copy.copy(error) if isinstance(error, GatekeeperError) else error
-                    waiter.set_exception(own)
+                if waiter.done():
+                    continue
+                if isinstance(result, Decision):
+                    waiter.set_result(result)
+                else:  # a copy for each waiter, as raising an exception adds to its traceback
+                    ours = isinstance(result, GatekeeperError)
+                    waiter.set_exception(copy.copy(result) if ours else result)
 
     def close(self) -> None:
         """Fail the remaining questions with GateClosed. Call it when no batch is under way."""
         for queues in (self._cached, self._cold):
             queues.queues.clear()
-        left = list(self._asked.values())
-        self._fail(left, GateClosed("the gate was closed before the answer came"))
+        error = GateClosed("the gate was closed before the answer came")
+        self._settle(list(self._asked.values()), repeat(error))
 
 
 # --- the client's cache: decisions while they are valid, and origins that the sidecar has cached
@@ -277,20 +248,21 @@ def _left(end: datetime | None, wall: float) -> float:
     return 0.0 if end is None else end.timestamp() - wall
 
 
-class RememberedDecisions:
+class RememberedDecisions(msgspec.Struct, eq=False):
     """Cache of decisions by URL and agent, at most `size` of them; 0 caches none."""
 
-    def __init__(self, clock: Clock, *, size: int, cap: float) -> None:
-        self._clock = clock
-        self._cap = cap
-        self._size = size
-        # The least recently used first. An LRUCache would add five calls to every question.
-        self._decisions: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
-        self.cached_origins: dict[str, float] = {}
-        """Origins that the sidecar presumably has cached, with the monotonic time until which.
-        Cleared when full, after which each origin has a batch of its own once; keeping it in order
-        of use would cost every question a write."""
-        self._monotonic = clock.monotonic
+    _clock: Clock
+    _size: int
+    _cap: float
+    """The most seconds for which one is cached."""
+    # The least recently used first. An LRUCache would add five calls to every question.
+    _decisions: OrderedDict[Key, tuple[float, Decision]] = msgspec.field(
+        default_factory=OrderedDict
+    )
+    cached_origins: dict[str, float] = {}
+    """Origins that the sidecar presumably has cached, with the monotonic time until which. Cleared
+    when full, after which each origin has a batch of its own once; keeping it in order of use would
+    cost every question a write."""
 
     def __len__(self) -> int:
         return len(self._decisions)
@@ -300,7 +272,7 @@ class RememberedDecisions:
         found = self._decisions.get(key)
         if found is None:
             return None
-        if self._monotonic() < found[0]:
+        if self._clock.monotonic() < found[0]:
             self._decisions.move_to_end(key)
             return found[1]
         del self._decisions[key]
@@ -311,14 +283,13 @@ class RememberedDecisions:
 
         All of them must have been made just now.
         """
-        wall, now = self._clock.wall(), self._monotonic()
-        decisions, origins = self._decisions if self._size else None, self.cached_origins
+        wall, now = self._clock.wall(), self._clock.monotonic()
+        decisions, origins = self._decisions, self.cached_origins
         for question, decision in answered:
             seconds = lifetime(decision, wall, self._cap)
             if seconds <= 0:
                 continue
-            if decisions is not None:
-                decisions[question.key] = (now + seconds, decision)
+            decisions[question.key] = (now + seconds, decision)
             origin = question.origin
             if now >= origins.get(origin, 0.0):
                 if decision.verdict is not Verdict.DEFER:
@@ -327,8 +298,8 @@ class RememberedDecisions:
                 if len(origins) >= _MAX_ORIGINS:
                     origins.clear()
                 origins[origin] = now + seconds
-        while len(self._decisions) > self._size:
-            self._decisions.popitem(last=False)
+        while len(decisions) > self._size:
+            decisions.popitem(last=False)
 
     def forget(self) -> None:
         """Clear the cache: a file or a rule was changed through this client."""

@@ -1,7 +1,7 @@
 """Leases of a sidecar: waited for, held, renewed in time, and reported when they end.
 
 Invariants
-    * a lease that is held is in `_held` and in `_renewals`, and is removed from both together;
+    * leases that are held are in `_held`, in the order in which they are renewed next;
     * its outcome is sent exactly once, and nothing about it is sent after that;
     * a caller that is cancelled while it waits closes its request, and the sidecar removes it from
       the queue; a lease that was granted meanwhile is given back unused.
@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import ref
 
 import msgspec
@@ -24,7 +24,6 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.client.connection import (
     Outbox,
-    OutboxMessage,
     SidecarConnection,
     SidecarResponse,
     SidecarUnreachable,
@@ -32,6 +31,7 @@ from gatekeeper.client.connection import (
     problem,
     read,
 )
+from gatekeeper.client.questions import Key
 from gatekeeper.client.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, utc
 from gatekeeper.decision import Decision, NotYet, not_yet
@@ -54,7 +54,14 @@ from gatekeeper.gate.lease_base import (
 )
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.http_fields import parse_retry_after
-from gatekeeper.pacing.deadlock import Choice, Holdings, TaskWait, WaitGraph, WaitsForItself
+from gatekeeper.pacing.deadlock import (
+    Choice,
+    Holdings,
+    Task,
+    TaskWait,
+    WaitGraph,
+    WaitsForItself,
+)
 from gatekeeper.pacing.waiters import Need
 from gatekeeper.urls import Target
 
@@ -63,8 +70,6 @@ TTL = 60.0
 for a client that died."""
 _MAX_HOLD_SECONDS = 600.0
 """Seconds for which a lease is renewed unless its owner renews it, as in the embedded gate."""
-_REPORT_SECONDS = 600.0
-"""Seconds for which sending a report is retried: a restarted sidecar still accepts it."""
 _BLOCKING_STATUSES = (429, 503)
 
 
@@ -77,31 +82,31 @@ class RemoteLease(LeaseBase, eq=False):
     """
 
     _held: HeldRemoteLeases
-    _clock: Clock
+    counts_bytes: ClassVar[bool] = True
+    """Only the sidecar knows whether the host has a budget."""
     _granted_at: float
     lasts_until: float
     """The monotonic time until which it is renewed."""
     id: str
     decision: Decision
-    _settled: bool = False
+    renews_at: float = 0.0
+    """The monotonic time of its next renewal."""
+    settled: bool = False
+    """Whether its outcome was sent to the sidecar."""
     _report: LeaseReport | None = None
     _held_by: Callable[[], ConnectionInUse | None] | None = None
     _ended: bool = False
 
-    def settle(self) -> bool:
-        """Return True the first time: the outcome has to be sent to the sidecar."""
-        before, self._settled = self._settled, True
-        return not before
-
     @property
     def expires_at(self) -> datetime:
         """When the lease expires and counts as used (aware, UTC)."""
-        return utc(self._clock.wall() + self.lasts_until - self._clock.monotonic())
+        clock = self._held.clock
+        return utc(clock.wall() + self.lasts_until - clock.monotonic())
 
     @property
     def holdings(self) -> Holdings[RemoteLease]:
         """The open leases of its gate, by owner."""
-        return self._held.holdings
+        return self._held.waits.holdings
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -116,7 +121,7 @@ class RemoteLease(LeaseBase, eq=False):
     @property
     def ended(self) -> bool:
         """Whether the slot was given back, or the lease expired."""
-        return self._ended or self._clock.monotonic() >= self.lasts_until
+        return self._ended or self._held.clock.monotonic() >= self.lasts_until
 
     def needs_renewal(self, now: float) -> bool:
         """Return True if the lease has to be renewed at the monotonic time `now`."""
@@ -145,7 +150,7 @@ class RemoteLease(LeaseBase, eq=False):
     def head(self) -> None:
         """Note that the head of the response has arrived: `elapsed` is measured to this moment."""
         if self._head_at is None:
-            self._head_at = self._clock.monotonic()
+            self._head_at = self._held.clock.monotonic()
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
@@ -179,12 +184,7 @@ class RemoteLease(LeaseBase, eq=False):
             rate_limit=rate_limit if rate_limit is None or len(rate_limit) <= 200 else None,
         )
         if status in _BLOCKING_STATUSES:
-            self._held.send_report(self, self._report)
-
-    @property
-    def counts_bytes(self) -> bool:
-        """Always True: only the sidecar knows whether the host has a budget."""
-        return True
+            self._held.finish(self, self._report)
 
     def received(self, size: int) -> None:
         """Add the bytes of the response to the report, if that has no `size` and was not sent."""
@@ -194,35 +194,32 @@ class RemoteLease(LeaseBase, eq=False):
     def renew(self, seconds: float) -> None:
         """Move the end of the lease to `seconds` from now."""
         if not self._ended:
-            self.lasts_until = self._clock.monotonic() + seconds
-            self._held.prolong(self)
+            self.lasts_until = self._held.clock.monotonic() + seconds
+            self._held.renew(self)
 
     def give_back(self) -> None:
         """End the lease unused: nothing was sent. The slot is freed, the host's clock stays."""
         if not self._ended:
             self._ended = True
-            self._held.give_back(self)
+            self._held.finish(self, None)
 
     def end(self) -> None:
         """End the lease: its slot goes to the next waiter. Idempotent."""
         if not self._ended:
             self._ended = True
             # Without a report the request counts as sent and unanswered: fail closed.
-            self._held.send_report(self, self._report or LeaseReport())
+            self._held.finish(self, self._report or LeaseReport())
 
 
-class RemoteLeaseRequest:
+class RemoteLeaseRequest(msgspec.Struct, eq=False):
     """The result of `gate.lease()`: entering waits for the lease, leaving ends the lease."""
 
-    __slots__ = ("_acquire", "_lease")
+    _acquire: Callable[[], Awaitable[RemoteLease]]
+    _lease: RemoteLease | None = None
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = __enter__ = Unentered()
         __await__ = await_request
-
-    def __init__(self, acquire: Callable[[], Awaitable[RemoteLease]]) -> None:
-        self._acquire = acquire
-        self._lease: RemoteLease | None = None
 
     async def __aenter__(self) -> RemoteLease:
         lease = self._lease = await self._acquire()
@@ -237,61 +234,62 @@ class RemoteLeaseRequest:
 class HeldRemoteLeases:
     """The leases that this client holds, and one timer for their renewals."""
 
-    def __init__(self, outbox: Outbox, holdings: Holdings[RemoteLease], clock: Clock) -> None:
+    def __init__(self, outbox: Outbox, own_wait: float, clock: Clock) -> None:
         self._outbox = outbox
-        self.holdings = holdings
-        self._clock = clock
-        self._held: dict[str, RemoteLease] = {}
-        self._renewals: OrderedDict[str, float] = OrderedDict()
-        """Monotonic time of the next renewal, by lease id. Each is set half a TTL ahead, at the
-        end: so the first is the earliest."""
+        self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
+        self.clock = clock
+        self.granted: int = 0
+        self._held: OrderedDict[str, RemoteLease] = OrderedDict()
+        """By lease id. A renewal is set half a TTL ahead, and moves the lease to the end: so that
+        of the first is the earliest."""
         self._timer = SingleTimer(clock, self._due)
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(
-        self, granted: LeaseBody, host: str, user_agent: str | None, *, owned: bool
-    ) -> RemoteLease:
-        """Hold a lease that was just granted, and requested for the name `user_agent`."""
-        now = self._clock.monotonic()
+    def add(self, granted: LeaseBody, query: _LeaseQuery, task: Task | None) -> RemoteLease:
+        """Hold a lease that was just granted, as the task's own; None: as nobody's yet."""
+        now = self.clock.monotonic()
         lease = RemoteLease(
             granted.url,
-            host,
-            asyncio.current_task() if owned else None,
+            query.target.host,
+            task,
             self,
-            self._clock,
             now,
             now + _MAX_HOLD_SECONDS,
             granted.id,
             granted.decision,
-            user_agent=user_agent,
+            user_agent=query.user_agent,
         )
-        self._held[lease.id] = lease
-        self.holdings.add(lease)
-        self._renew_later(lease.id)
+        self.granted += 1
+        self.waits.holdings.add(lease)
+        self._renew_later(lease)
+        if task is not None:
+            hold_in_context(lease)
         return lease
 
-    def send_report(self, lease: RemoteLease, report: LeaseReport) -> None:
-        """Send the report of a lease, once; that ends it in the sidecar."""
+    def finish(self, lease: RemoteLease, report: LeaseReport | None) -> None:
+        """Tell the sidecar, once, how a lease ended: by this report, or (None) unused."""
         self._drop(lease)
-        if lease.settle():
-            self._send("POST", f"/v1/leases/{lease.id}/report", encode(report))
-
-    def give_back(self, lease: RemoteLease) -> None:
-        """End a lease unused."""
-        self._drop(lease)
-        if lease.settle():
+        if lease.settled:
+            return
+        lease.settled = True
+        if report is None:
             self.give_back_id(lease.id)
+        else:
+            self._outbox.send("POST", f"/v1/leases/{lease.id}/report", encode(report))
 
     def give_back_id(self, lease_id: str) -> None:
         """End a lease unused that no caller received."""
-        self._send("DELETE", f"/v1/leases/{lease_id}", None)
+        self._outbox.send("DELETE", f"/v1/leases/{lease_id}", None)
 
-    def prolong(self, lease: RemoteLease) -> None:
-        """Renew a lease in the sidecar, as its end was moved."""
+    def renew(self, lease: RemoteLease) -> None:
+        """Renew a lease in the sidecar if it is held: to its end, or for as long as that allows."""
         if lease.id in self._held:
-            self._renew(lease, self._clock.monotonic())
+            seconds = min(max(1.0, lease.lasts_until - self.clock.monotonic()), TTL)
+            path, body = f"/v1/leases/{lease.id}/renew", encode(Renewal(seconds))
+            self._outbox.send("POST", path, body, TTL / 2)
+            self._renew_later(lease)
 
     def end_all(self) -> None:
         """End the leases that are still held, as used: the client closes."""
@@ -300,35 +298,24 @@ class HeldRemoteLeases:
         self._timer.cancel()
 
     def _drop(self, lease: RemoteLease) -> None:
-        if self._held.pop(lease.id, None) is None:
-            return
-        self._renewals.pop(lease.id, None)
-        self.holdings.own(lease, None)
+        if self._held.pop(lease.id, None) is not None:
+            self.waits.holdings.own(lease, None)
 
-    def _renew_later(self, lease_id: str) -> None:
-        self._renewals[lease_id] = when = self._clock.monotonic() + TTL / 2
-        self._renewals.move_to_end(lease_id)
-        self._timer.set_no_later(when)
+    def _renew_later(self, lease: RemoteLease) -> None:
+        lease.renews_at = self.clock.monotonic() + TTL / 2
+        self._held[lease.id] = lease
+        self._held.move_to_end(lease.id)
+        self._timer.set_no_later(lease.renews_at)
 
     def _due(self) -> None:
-        now = self._clock.monotonic()
-        while self._renewals and next(iter(self._renewals.values())) <= now:
-            lease = self._held[next(iter(self._renewals))]
+        now = self.clock.monotonic()
+        while self._held and (lease := next(iter(self._held.values()))).renews_at <= now:
             if lease.needs_renewal(now):
-                self._renew(lease, now)
+                self.renew(lease)
             else:  # its owner never ended it: it expires in the sidecar; a report may still come
                 self._drop(lease)
-        self._timer.set(next(iter(self._renewals.values()), math.inf))
-
-    def _renew(self, lease: RemoteLease, now: float) -> None:
-        seconds = min(max(1.0, lease.lasts_until - now), TTL)
-        self._send("POST", f"/v1/leases/{lease.id}/renew", encode(Renewal(seconds)), TTL / 2)
-        self._renew_later(lease.id)
-
-    def _send(
-        self, method: str, path: str, body: bytes | None, lasts: float = _REPORT_SECONDS
-    ) -> None:
-        self._outbox.send(OutboxMessage(method, path, body, self._clock.monotonic() + lasts))
+        if self._held:
+            self._timer.set(lease.renews_at)
 
 
 def _retry_after(retry_after: float | str | None) -> float | str | None:
@@ -348,81 +335,57 @@ _ID_BYTES = 12
 """Random bytes in the id of a lease."""
 
 
-class RemoteLeases:
+class RemoteLeases(msgspec.Struct, eq=False):
     """Waits for leases with long polls: at most `most_polls` at a time, each of `poll` seconds.
 
     A request whose response got lost is repeated. At worst a lease is wasted, as the sidecar lets
     the lease expire; no lease is used twice.
     """
 
-    def __init__(
-        self,
-        connection: SidecarConnection,
-        outbox: Outbox,
-        tasks: OwnedTasks,
-        unanswered: Callable[[str, str, str | None, str], Decision],
-        *,
-        poll: float,
-        most_polls: int,
-        own_wait: float,
-        clock: Clock,
-    ) -> None:
-        self._connection = connection
-        self._tasks = tasks
-        self._unanswered = unanswered
-        self._poll = poll
-        self._most_polls = most_polls
-        self._slots = asyncio.Semaphore(most_polls)
-        self._clock = clock
-        self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
-        self.held: HeldRemoteLeases = HeldRemoteLeases(outbox, self.waits.holdings, clock)
-        self.granted: int = 0
+    _connection: SidecarConnection
+    _tasks: OwnedTasks
+    _unanswered: Callable[[Key, str, str], Decision]
+    _held: HeldRemoteLeases
+    _poll: float
+    _slots: asyncio.Semaphore
 
     async def acquire(
         self, url: str, *, priority: int, timeout: float | None, user_agent: str | None, owned: bool
     ) -> RemoteLease:
         """See `RemoteGatekeeper.acquire`."""
         refuse_wrong_wait(priority, timeout)
-        target = urls.parse(url)
-        end = math.inf if timeout is None else self._clock.monotonic() + max(0.0, timeout)
-        query = _LeaseQuery(url, target, priority, user_agent, end)
-        choices = (Choice(target.url, target.host),)
+        end = math.inf if timeout is None else self._held.clock.monotonic() + max(0.0, timeout)
+        query = _LeaseQuery(url, urls.parse(url), priority, user_agent, end)
         task = asyncio.current_task() if owned else None
-        endless: WaitsForItself | None = None
         waiting: TaskWait[RemoteLease] | None = None
         try:
             if task is not None:
-                waiting = self.waits.begin(task, lambda: choices, inherited(task))
+                choice = Choice(query.target.url, query.target.host)
+                waiting = self._held.waits.begin(task, lambda: (choice,), inherited(task))
+            await self._slot(query)
+            try:
+                granted = await self._poll_until_granted(query)
+            finally:
+                self._slots.release()
         except WaitsForItself as error:
             # The sidecar learns of a lease's head only when the lease ends, so a lease that is not
             # granted immediately would wait for a task that waits itself.
-            endless = error
-        try:
-            await self._slot(query)
             try:
-                granted = await self._poll_until_granted(query, once=endless is not None)
-            finally:
-                self._slots.release()
-        except LeaseTimeout:
-            if endless is not None:
-                raise endless from None
-            raise
+                granted = await self._poll_until_granted(query, once=True)
+            except LeaseTimeout:
+                raise error from None
         except asyncio.CancelledError:
             if waiting is not None:
                 waiting.cancelled()
             raise
         finally:
             if waiting is not None:
-                self.waits.end(waiting)
-        self.granted += 1
+                self._held.waits.end(waiting)
         # There is no await between the response and this: every granted lease is held.
-        lease = self.held.add(granted, target.host, user_agent, owned=owned)
-        if owned:
-            hold_in_context(lease)
-        return lease
+        return self._held.add(granted, query, task)
 
     async def acquire_if_due(
-        self, url: str, *, priority: int, user_agent: str | None
+        self, url: str, *, priority: int, user_agent: str | None, owned: bool = False
     ) -> RemoteLease:
         """Grant a lease if the host is due now: one round trip, however long that takes.
 
@@ -430,34 +393,31 @@ class RemoteLeases:
         """
         query = _LeaseQuery(url, urls.parse(url), priority, user_agent, math.inf)
         granted = await self._poll_until_granted(query, once=True)
-        self.granted += 1
-        return self.held.add(granted, query.target.host, user_agent, owned=False)
+        return self._held.add(granted, query, asyncio.current_task() if owned else None)
 
     async def try_acquire(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
     ) -> RemoteLease | NotYet:
         """See `RemoteGatekeeper.try_acquire`."""
         try:
-            lease = await self.acquire_if_due(url, priority=priority, user_agent=user_agent)
+            return await self.acquire_if_due(
+                url, priority=priority, user_agent=user_agent, owned=owned
+            )
         except Deferred as error:
             said = error.decision
-            return not_yet(self._clock.wall(), said.reason, said.retry_at, said)
+            return not_yet(self._held.clock.wall(), said.reason, said.retry_at, said)
         except LeaseTimeout as error:
-            return not_yet(self._clock.wall(), error.why, error.retry_at)
-        if owned:
-            self.held.holdings.own(lease, asyncio.current_task())
-            hold_in_context(lease)
-        return lease
+            return not_yet(self._held.clock.wall(), error.why, error.retry_at)
 
     async def _slot(self, query: _LeaseQuery) -> None:
-        left = None if query.end == math.inf else query.end - self._clock.monotonic()
+        left = None if query.end == math.inf else query.end - self._held.clock.monotonic()
         try:
-            async with deadline(self._clock, left):
+            async with deadline(self._held.clock, left):
                 await self._slots.acquire()
         except TimeoutError:
             raise LeaseTimeout(
                 query.target.url,
-                f"{query.target.url}: {self._most_polls} others of this client are waiting",
+                f"{query.target.url}: too many others of this client are waiting (most_polls)",
             ) from None
 
     async def _poll_until_granted(self, query: _LeaseQuery, *, once: bool = False) -> LeaseBody:
@@ -466,18 +426,17 @@ class RemoteLeases:
         `once`: in one round trip. Raises LeaseTimeout if the lease is not granted immediately.
         """
         connection = self._connection
-        began = self._clock.monotonic()
+        began = self._held.clock.monotonic()
         give_up = -math.inf if once else began + (0.0 if connection.down else connection.patience)
         attempt = 0
         while True:
-            now = self._clock.monotonic()
+            now = self._held.clock.monotonic()
             wait = 0.0 if once else max(0.0, min(self._poll, query.end - now))
             pause = connection.backoff(attempt)
             try:
                 answer = await self._send_poll(query, wait)
             except SidecarUnreachable as error:
-                last = connection.last_retry(began, give_up)
-                self._defer_if_late(query, str(error), pause, last)
+                self._defer_if_late(query, str(error), pause, connection.last_retry(began, give_up))
             else:
                 if answer.status == 201:
                     return read(answer, LeaseBody)
@@ -485,19 +444,22 @@ class RemoteLeases:
                     continue
                 pause = max(pause, answer.retry_after or 0.0)
                 refusal = self._refusal(query, answer)
-                if answer.busy and not isinstance(refusal, Deferred):
-                    self._defer_if_late(query, answer.detail, pause, give_up)
+                if answer.status >= 500 and not isinstance(refusal, Deferred):
+                    self._defer_if_late(query, f"it answers {answer.status}", pause, give_up)
                 else:
                     # Retry-After is rounded up to whole seconds: one less is certain.
                     soonest = now + max(wait, (answer.retry_after or 0.0) - 1.0)
                     if once or not isinstance(refusal, LeaseTimeout) or soonest >= query.end:
                         raise refusal
-                    pause = self._until_next_poll(now, wait, pause)
-                    give_up = self._clock.monotonic() + connection.patience
+                    # A poll that returned early, as the lease comes later than a poll lasts, is
+                    # repeated when a poll can reach the lease.
+                    whole = self._held.clock.monotonic() - now >= wait
+                    pause = 0.0 if whole else max(1.0, pause - self._poll)
+                    give_up = self._held.clock.monotonic() + connection.patience
             attempt += 1
             connection.repeated += 1
-            left = query.end - self._clock.monotonic()
-            await self._clock.sleep(max(0.0, min(pause, left)))
+            left = query.end - self._held.clock.monotonic()
+            await self._held.clock.sleep(max(0.0, min(pause, left)))
 
     def _shortened(self, answer: SidecarResponse, wait: float) -> bool:
         """Return True, and shorten polls, if the sidecar refused `wait` (server.max_wait)."""
@@ -507,28 +469,18 @@ class RemoteLeases:
         self._poll = min(self._poll, most)
         return True
 
-    def _until_next_poll(self, began: float, wait: float, named: float) -> float:
-        """Return the seconds to sleep before the next poll.
-
-        0 after a complete poll. A poll that returned early, as the lease comes later than a poll
-        lasts, is repeated when a poll can reach the lease; `named` is the response's Retry-After.
-        """
-        if self._clock.monotonic() - began >= wait:
-            return 0.0
-        return max(1.0, named - self._poll)
-
     def _defer_if_late(self, query: _LeaseQuery, why: str, pause: float, give_up: float) -> None:
         """Raise Deferred if no time is left for another attempt."""
-        if self._clock.monotonic() + pause > min(give_up, query.end):
+        if self._held.clock.monotonic() + pause > min(give_up, query.end):
             self._connection.give_up(why)
-            origin, agent = query.target.origin, query.user_agent
-            raise Deferred(self._unanswered(query.url, origin, agent, why))
+            key, origin = (query.url, query.user_agent), query.target.origin
+            raise Deferred(self._unanswered(key, origin, why))
 
     def _refusal(self, query: _LeaseQuery, answer: SidecarResponse) -> GatekeeperError:
         error = problem(answer, query.url)
         if isinstance(error, SidecarError) and answer.status in (429, 503):
             wait = answer.retry_after
-            moment = None if wait is None else utc(self._clock.wall() + wait)
+            moment = None if wait is None else utc(self._held.clock.wall() + wait)
             why = getattr(answer.document, "why", None) or "turn"
             return LeaseTimeout(query.target.url, error.detail, retry_at=moment, why=why)
         return error
@@ -548,7 +500,7 @@ class RemoteLeases:
             user_agent=query.user_agent,
             id=lease_id,
         )
-        left = max(0.0, query.end - self._clock.monotonic())
+        left = max(0.0, query.end - self._held.clock.monotonic())
         timeout = min(wait + _GRACE_SECONDS, left + _LAST_SECONDS)
         poll = self._tasks.start(
             self._connection.request("POST", "/v1/leases", encode(body), timeout=timeout)
@@ -557,11 +509,11 @@ class RemoteLeases:
             return await asyncio.shield(poll)
         except SidecarUnreachable as error:
             if error.late:
-                self.held.give_back_id(lease_id)  # the sidecar may notice the disconnect too late
+                self._held.give_back_id(lease_id)  # the sidecar may notice the disconnect too late
             raise
         except asyncio.CancelledError:
             if poll.cancelled():
-                self.held.give_back_id(lease_id)
+                self._held.give_back_id(lease_id)
                 raise GateClosed("the gate was closed before the lease was granted") from None
             poll.add_done_callback(partial(self._give_back, lease_id))
             # In the next iteration: a response that was read in this one can still arrive.
@@ -570,9 +522,9 @@ class RemoteLeases:
 
     def _give_back(self, lease_id: str, poll: asyncio.Task[SidecarResponse]) -> None:
         if poll.cancelled() or poll.exception() is not None:
-            self.held.give_back_id(lease_id)  # the response may be on its way
+            self._held.give_back_id(lease_id)  # the response may be on its way
         elif poll.result().status == 201:
-            self.held.give_back_id(read(poll.result(), LeaseBody).id)
+            self._held.give_back_id(read(poll.result(), LeaseBody).id)
 
 
 def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:

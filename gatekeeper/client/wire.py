@@ -25,15 +25,8 @@ MAX_BATCH = 1000
 """The most URLs that one `POST /v1/check` may have."""
 
 
-def _plain(value: object) -> str:
-    """Encoder hook: write a subclass of str as a plain string."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise NotImplementedError
-
-
-encode: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=_plain).encode
-"""Encode any of these bodies as JSON."""
+encode: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=str.__str__).encode
+"""Encode any of these bodies as JSON, with a subclass of str as a plain string."""
 
 UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
@@ -44,7 +37,11 @@ LeaseId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{16,64}$(?!\n)")]
 Ttl = Annotated[float, msgspec.Meta(ge=1, le=600)]
 
 
-class Batch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The body of a request."""
+
+
+class Batch(RequestBody, frozen=True):
     """Body of `POST /v1/check`."""
 
     urls: Annotated[list[str], msgspec.Meta(max_length=1000)]
@@ -57,9 +54,7 @@ class Decisions(msgspec.Struct, frozen=True):
     decisions: list[Decision]
 
 
-class LeaseRequestBody(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class LeaseRequestBody(RequestBody, frozen=True, kw_only=True):
     """Body of `POST /v1/leases`. Durations are seconds."""
 
     url: str
@@ -85,15 +80,13 @@ class LeaseBody(msgspec.Struct, frozen=True):
     decision: Decision
 
 
-class Renewal(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Renewal(RequestBody, frozen=True):
     """Body of a renewal: another `ttl`; None keeps the one first requested."""
 
     ttl: Ttl | None = None
 
 
-class LeaseReport(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class LeaseReport(RequestBody, frozen=True, kw_only=True):
     """The outcome of the request."""
 
     status: Annotated[int, msgspec.Meta(ge=100, le=999)] | None = None
@@ -222,9 +215,7 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     fleet, or if its store can't be reached."""
 
 
-class BlockBody(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class BlockBody(RequestBody, frozen=True, kw_only=True):
     """Body of a block: for how long, or until when; a time in the past lifts a block."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] | None = None
@@ -232,9 +223,7 @@ class BlockBody(
     reason: Annotated[str, msgspec.Meta(max_length=200)] = "operator"
 
 
-class OverrideBody(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class OverrideBody(RequestBody, frozen=True, kw_only=True):
     """Body of an override: the settings of a `[[host]]` rule, and for how long it is in force."""
 
     robots: Literal["obey", "allow", "deny"] = "obey"
@@ -265,9 +254,7 @@ class OverrideBody(
         return HostRule(**settings)
 
 
-class RefreshBody(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class RefreshBody(RequestBody, frozen=True, kw_only=True):
     """Body of a refresh. Without `origin`: the files of both schemes at their default ports, as
     far as they are known."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def _told(name: str, remedy: str) -> Iterator[None]:
         raise StorageError(text) from error
 
 
-class OverflowFile:
+class OverflowFile(msgspec.Struct, eq=False):
     """A scratch SQLite file with the URLs of origins that have too many for memory.
 
     It is created empty on first use and deleted when closed; without a path, SQLite creates it in
@@ -48,24 +49,17 @@ class OverflowFile:
     can write to the folder of scratch files could run code in this process.
     """
 
-    def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._pending: list[tuple[int, float, int, str, bytes | None]] = []
-        self._objects: dict[int, Any] = {}
-        """Arrival number -> payload that can't be written to the file."""
-        self._max_objects = max_objects
-        self.rows: int = 0
+    _path: str | Path | None = None
+    max_objects: int = MAX_OBJECTS
+    _connection: sqlite3.Connection | None = None
+    _pending: list[tuple[int, float, int, str, bytes | None]] = []
+    _objects: dict[int, Any] = {}
+    """Arrival number -> payload that can't be written to the file."""
+    rows: int = 0
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            connection = sqlite3.connect(self._path or "", isolation_level=None)
-            try:
-                connection.executescript(_SCHEMA)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = _opened(self._path or "", _SCRATCH)
         return self._connection
 
     @contextlib.contextmanager
@@ -80,12 +74,11 @@ class OverflowFile:
     def make_room(self, data: Any) -> None:
         """Prepare for one `add`: write pending rows if there are many, and check that the payload
         has a place. Raises StorageError."""
-        if len(self._objects) >= self._max_objects and _encode_payload(data) is None:
+        if len(self._objects) >= self.max_objects and _encode_payload(data) is None:
             raise StorageError(
-                f"the queue already holds {self._max_objects:,} payloads in memory that can't be "
+                f"the queue already holds {self.max_objects:,} payloads in memory that can't be "
                 f"written to its scratch file, nor can this {type(data).__name__}: use plain "
-                "values (None, bool, int, float, str, bytes, lists and dicts of them), or fewer "
-                "URLs at a time (maxsize)"
+                f"values ({_PLAIN}), or fewer URLs at a time (maxsize)"
             )
         if len(self._pending) >= _BATCH_ROWS:
             self._flush()
@@ -146,28 +139,14 @@ class KeptEntries:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = path
-        with self._translated_errors():
-            self._file = sqlite3.connect(path, isolation_level=None, timeout=0.0)
-            try:
-                self._file.executescript(
-                    "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
-                    "PRAGMA synchronous = OFF;"
-                    "CREATE TABLE IF NOT EXISTS kept"
-                    " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
-                    "CREATE TABLE IF NOT EXISTS out (arrival INTEGER PRIMARY KEY);"
-                    "BEGIN IMMEDIATE; COMMIT;"  # takes the lock, or raises
-                )
-            except BaseException:
-                self._file.close()
-                raise
-
-    def _translated_errors(self) -> contextlib.AbstractContextManager[None]:
-        return _told(
-            f"the kept queue {self._path}",
+        self._translated_errors = partial(
+            _told,
+            f"the kept queue {path}",
             "only one process at a time may use it; make room there, or give PoliteQueue another "
             "`keep`",
         )
+        with self._translated_errors():
+            self._file = _opened(path, _KEPT)
 
     def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
@@ -203,8 +182,7 @@ class KeptEntries:
         packed = _encode_payload(data)
         if packed is None:
             raise TypeError(
-                f"a queue with `keep` takes plain values as data, not this {type(data).__name__}: "
-                "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
+                f"`keep` takes plain values as data, not this {type(data).__name__}: {_PLAIN}"
             )
         with self._translated_errors():
             self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
@@ -235,24 +213,43 @@ class KeptEntries:
 
 # After a crash the scratch file has no value, so nothing is synced. After a full disk it does, so a
 # rollback journal is needed, in memory.
-_SCHEMA = """
+_SCRATCH = """
     PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; DROP TABLE IF EXISTS waiting;
     CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,
         PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID;
 """
+# The last line takes the lock, or raises.
+_KEPT = """
+    PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;
+    CREATE TABLE IF NOT EXISTS kept
+        (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);
+    CREATE TABLE IF NOT EXISTS out (arrival INTEGER PRIMARY KEY);
+    BEGIN IMMEDIATE; COMMIT;
+"""
+
+
+def _opened(path: str | Path, script: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+    try:
+        connection.executescript(script)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
+_PLAIN = "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
 
 
 def _encode_payload(data: Any) -> bytes | None:
     """Return the payload as MessagePack, or None if it would not be read back equal."""
-    try:
+    # An integer of more than 64 bits, a lone surrogate, a list within itself.
+    with contextlib.suppress(OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
         return _encode(data) if _is_plain(data) else None
-    except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
-        return None  # an integer of more than 64 bits, a lone surrogate, a list within itself
+    return None
 
 
 def _is_plain(data: Any) -> bool:

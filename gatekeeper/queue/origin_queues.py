@@ -13,15 +13,14 @@ import itertools
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer, Timer
+from gatekeeper.clock import Clock, DueHeap, SingleTimer, Timer
 from gatekeeper.decision import Decision
 from gatekeeper.errors import refuse_wrong_wait
 from gatekeeper.gate import Gatekeeper
@@ -64,26 +63,15 @@ class Backlog(msgspec.Struct, eq=False):
         raises, the URL was not added."""
         refuse_wrong_wait(priority)
         entry = (-priority, next(self._arrivals), url, data)
-        in_file = self._belongs_in_file(entry)
-        if in_file or len(self._entries) >= 2 * self._limit:
+        if self._belongs_in_file(entry) or len(self._entries) >= 2 * self._limit:
             self._file.make_room(data)
         if keep is not None:
             keep.add(entry)
-        self._add(entry, in_file=in_file)
+        self.put_back(entry)
 
     def put_back(self, entry: Entry) -> None:
-        """Put an entry that was popped back in its old place. Can't fail."""
-        self._add(entry, in_file=self._belongs_in_file(entry))
-
-    def _belongs_in_file(self, entry: Entry) -> bool:
-        """Return True if the entry belongs in the file: after all entries in memory, of which there
-        are enough."""
-        if self._first_in_file is not None:
-            return entry[:2] > self._first_in_file
-        return len(self._entries) >= self._limit and entry >= max(self._entries)
-
-    def _add(self, entry: Entry, *, in_file: bool) -> None:
-        if in_file:
+        """Put an entry in its place, such as one that was popped. Can't fail."""
+        if self._belongs_in_file(entry):
             self._spill(entry)
             return
         heapq.heappush(self._entries, entry)
@@ -92,6 +80,9 @@ class Backlog(msgspec.Struct, eq=False):
             for other in self._entries[self._limit :]:
                 self._spill(other)
             del self._entries[self._limit :]
+
+    def _belongs_in_file(self, entry: Entry) -> bool:
+        return self._first_in_file is not None and entry[:2] > self._first_in_file
 
     def _spill(self, entry: Entry) -> None:
         self._file.add(self._number, entry)
@@ -140,7 +131,13 @@ class QueueLease(Protocol):
 
 
 class GrantingGate(Protocol):
-    """The part of a gate that the queue needs of every gate."""
+    """The part of a gate that the queue needs of every gate.
+
+    One of this process has the methods of `QueueGatekeeper`, too. A gate in another process answers
+    in a round trip, and can't call back. Its `at_a_glance` is False, and `acquire_if_due(url,
+    priority=...)` takes a lease if the host is due now. It raises what `acquire` does; a
+    LeaseTimeout has in `retry_at` when the host is due.
+    """
 
     @property
     def clock(self) -> Clock:
@@ -154,39 +151,8 @@ class GrantingGate(Protocol):
         """
 
 
-class DistantGate(GrantingGate, Protocol):
-    """A gate in another process: it answers in a round trip, and can't call back.
-
-    `at_a_glance` is False. A LeaseTimeout has in `retry_at` when the host is due."""
-
-    @property
-    def at_a_glance(self) -> bool:
-        """True if the gate answers `peek` and `acquire_nowait` without waiting."""
-
-    def acquire_if_due(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
-        """Take a lease if the host is due now. Raises Denied, Deferred or LeaseTimeout."""
-
-
-class QueueGate(GrantingGate, Protocol):
-    """A gate of this process."""
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """Return the decision if it is known, otherwise None. Never waits."""
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """Return the decision, fetching robots.txt if needed."""
-
-    def acquire_nowait(self, url: str) -> QueueLease | None:
-        """Grant a lease without waiting if cached data is enough to decide; otherwise None."""
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        """Call back once when the host is due. Returns a function that cancels this."""
-
-
 class QueueGatekeeper:
-    """A gate of this process, as the queue asks it."""
+    """A gate of this process, as the queue asks it; others may have the same methods."""
 
     def __init__(self, gate: Gatekeeper) -> None:
         parts = gate.parts
@@ -203,22 +169,6 @@ class QueueGatekeeper:
     def acquire_nowait(self, url: str) -> Lease | None:
         """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""
         return self._opened().leases.acquire_nowait(url, None)
-
-
-def is_distant(gate: object) -> bool:
-    """Return True if the gate is in another process. Raises TypeError if it is not a gate."""
-    distant = not getattr(gate, "at_a_glance", True)
-    wanted = ("clock", "acquire_if_due", "acquire") if distant else _LOCAL_GATE_NAMES
-    missing = [name for name in wanted if not hasattr(gate, name)]
-    if missing:
-        raise TypeError(
-            f"a PoliteQueue needs a Gatekeeper or a RemoteGatekeeper: {type(gate).__name__} has "
-            f"no {', '.join(missing)}"
-        )
-    return distant
-
-
-_LOCAL_GATE_NAMES = ("clock", "peek", "check", "acquire_nowait", "acquire", "when_due")
 
 
 _BEFORE_ALL = 1 << 62
@@ -247,8 +197,7 @@ class QueueState(Enum):
 _FOR_A_LEASE = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyLease:
+class ReadyLease(NamedTuple):
     """A lease that was acquired before a `get` asked for it."""
 
     entry: Entry
@@ -288,7 +237,6 @@ class OriginQueue(msgspec.Struct, eq=False):
         """Cancel the watch, if there is one."""
         if self._unwatch is not None:
             self._unwatch()
-            self._unwatch = None
 
     def rank(self) -> float:
         """Return the rank of the next URL."""
@@ -322,14 +270,16 @@ class OriginQueues:
         self._clock = clock
         self._joiners = joiners
         self._in_memory = in_memory
-        self._overflow = OverflowFile(path)
+        self.overflow: OverflowFile = OverflowFile(path)
         self._queues: dict[str, OriginQueue] = {}
         self._numbers = itertools.count()
         self.arrivals: itertools.count[int] = itertools.count()
         """Numbers the URLs that are put."""
         self._order = itertools.count()
         self._ready: list[tuple[float, int, OriginQueue]] = []
-        self._deferred: list[tuple[float, int, OriginQueue]] = []
+        self._deferred = DueHeap[OriginQueue](
+            lambda _, queued: queued.state is QueueState.DEFERRED, self.__len__
+        )
         self._timer = SingleTimer(clock, self._wake)
 
     def __len__(self) -> int:
@@ -338,17 +288,12 @@ class OriginQueues:
     def __iter__(self) -> Iterator[OriginQueue]:
         return iter(self._queues.values())
 
-    @property
-    def overflowed(self) -> int:
-        """Number of URLs in the file."""
-        return self._overflow.rows
-
     def get(self, origin: str) -> tuple[OriginQueue, bool]:
         """Return the queue of an origin, and True if it was created now."""
         queued = self._queues.get(origin)
         if queued is not None:
             return queued, False
-        backlog = Backlog(next(self._numbers), self._overflow, self._in_memory, self.arrivals)
+        backlog = Backlog(next(self._numbers), self.overflow, self._in_memory, self.arrivals)
         queued = self._queues[origin] = OriginQueue(origin, host_of(origin), backlog)
         return queued, True
 
@@ -393,17 +338,13 @@ class OriginQueues:
     def defer(self, queued: OriginQueue, until: float) -> None:
         """Do not try an origin before this monotonic time."""
         queued.state = QueueState.DEFERRED
-        heapq.heappush(self._deferred, (until, next(self._order), queued))
+        self._deferred.add(until, queued)
         self._timer.set_no_later(until)
 
     def _wake(self) -> None:
-        now = self._clock.monotonic()
-        while self._deferred and self._deferred[0][0] <= now:
-            queued = heapq.heappop(self._deferred)[2]
-            if queued.state is QueueState.DEFERRED:
-                self.ready(queued)
-        if self._deferred:
-            self._timer.set_no_later(self._deferred[0][0])
+        for queued in self._deferred.pop(self._clock.monotonic()):
+            self.ready(queued)
+        self._timer.set_no_later(self._deferred.next())
 
     def close(self) -> None:
         """Remove all origins."""
@@ -411,24 +352,19 @@ class OriginQueues:
         for queued in list(self._queues.values()):
             self.forget(queued)
         self._ready.clear()
-        self._deferred.clear()
-        self._overflow.close()
+        self.overflow.close()
 
 
-class WaitingTasks:
+class WaitingTasks(msgspec.Struct, eq=False):
     """Tasks that wait to be woken, first come, first served.
 
-    `nothing_to_do()` returns True if waking one would be in vain. The cost of joining, waking and
+    `_nothing_to_do()` returns True if waking one would be in vain. The cost of joining, waking and
     leaving does not depend on the number of tasks.
     """
 
-    def __init__(self, nothing_to_do: Callable[[], bool]) -> None:
-        self._nothing_to_do = nothing_to_do
-        self.futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        """The futures that the tasks await. Read-only for others."""
-
-    def __len__(self) -> int:
-        return len(self.futures)
+    _nothing_to_do: Callable[[], bool]
+    futures: OrderedDict[asyncio.Future[None], None] = msgspec.field(default_factory=OrderedDict)
+    """The futures that the tasks await. Read-only for others."""
 
     async def wait(self, begun: Callable[[], object] | None = None) -> None:
         """Return when woken. A task that is woken and cancelled passes the wake-up on. `begun` is
@@ -447,12 +383,11 @@ class WaitingTasks:
 
     def wake(self) -> None:
         """Wake the first task, unless that would be in vain."""
-        if self.futures and not self._nothing_to_do():
-            while self.futures:
-                future, _ = self.futures.popitem(last=False)
-                if not future.done():
-                    future.set_result(None)
-                    return
+        while self.futures and not self._nothing_to_do():
+            future, _ = self.futures.popitem(last=False)
+            if not future.done():
+                future.set_result(None)
+                return
 
     def wake_all(self) -> None:
         """Wake all tasks unconditionally."""
@@ -522,9 +457,8 @@ class Joiners:
     async def wait(
         self, queues: Iterable[OriginQueue], look: Callable[[OriginQueue], Awaitable[bool]]
     ) -> None:
-        """Return when every URL is done. `look` is called with each ready origin that has no
-        acquired lease; if it returns False, not again until the origin becomes ready again. Raises
-        what `look` raises."""
+        """Return when every URL is done. `look` is called with each origin that became ready; if it
+        returns False, not again until the origin becomes ready again. Raises what `look` raises."""
         ends, looked = self._ends, 0
         self._tasks += 1
         self._unseen.update((one, None) for one in queues if one.state is QueueState.READY)
@@ -534,9 +468,7 @@ class Joiners:
                 await asyncio.sleep(0)  # A `get` that was woken goes first.
                 while self._unseen and (not self.leases_out or self._putters.futures):
                     queued = self._unseen.popitem()[0]
-                    if queued.state is not QueueState.READY:
-                        continue
-                    if not queued.ready_lease and not await look(queued):
+                    if not await look(queued):
                         self._unseen.pop(queued, None)
                     looked += 1
                     if looked % _LOOKS_PER_ITERATION == 0:
@@ -555,27 +487,20 @@ _MAX_CALLS = 100
 """Most asynchronous calls in flight. With so many, `busy` is True."""
 
 
-class DenialCallbacks:
-    """Calls `listener` with decisions, and `done` after each call.
+class DenialCallbacks(msgspec.Struct, eq=False):
+    """Calls `_listener` with decisions, and `_done` after each call.
 
     An asynchronous call runs in a task of its own, so that the cancellation of a `get` does not
     interrupt it. Errors of a synchronous call are raised by `tell`. Errors of an asynchronous one
-    are stored in `errors`, and `failed` is called.
+    are stored in `errors`, and `_failed` is called.
     """
 
-    def __init__(
-        self,
-        listener: Callable[[Decision], object] | None,
-        *,
-        done: Callable[[], None],
-        failed: Callable[[], None],
-    ) -> None:
-        self._listener = listener
-        self._done = done
-        self._failed = failed
-        self._tasks: set[asyncio.Future[object]] = set()
-        self.errors: deque[BaseException] = deque()
-        """Errors of asynchronous calls; a `get` takes them out."""
+    _listener: Callable[[Decision], object]
+    _done: Callable[[], None]
+    _failed: Callable[[], None]
+    _tasks: set[asyncio.Future[object]] = set()
+    errors: deque[BaseException] = msgspec.field(default_factory=deque)
+    """Errors of asynchronous calls; a `get` takes them out."""
 
     @property
     def busy(self) -> bool:
@@ -583,25 +508,21 @@ class DenialCallbacks:
         return len(self._tasks) >= _MAX_CALLS
 
     async def wait(self) -> None:
-        """Return when one of the calls in flight has ended."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        """Return when one of the calls in flight, of which there are some, has ended."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def tell(self, decision: Decision) -> None:
         """Call the listener. Raises what it raises."""
         told: object = None
         try:
-            if self._listener is not None:
-                told = self._listener(decision)
-        except BaseException:
-            self._done()
-            raise
-        if inspect.isawaitable(told):
-            task = asyncio.ensure_future(told)
-            self._tasks.add(task)
-            task.add_done_callback(self._call_ended)
-        else:
-            self._done()
+            told = self._listener(decision)
+        finally:
+            if inspect.isawaitable(told):
+                task = asyncio.ensure_future(told)
+                self._tasks.add(task)
+                task.add_done_callback(self._call_ended)
+            else:
+                self._done()
 
     def _call_ended(self, task: asyncio.Future[object]) -> None:
         self._tasks.discard(task)

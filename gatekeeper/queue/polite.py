@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from datetime import date, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+
+import msgspec
 
 from gatekeeper import urls
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import Denied, GateClosed, LeaseTimeout, refusing
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import inherited, note_refusal
@@ -28,20 +29,18 @@ from gatekeeper.queue.files import Entry, KeptEntries
 from gatekeeper.queue.origin_queues import (
     IN_MEMORY,
     DenialCallbacks,
-    DistantGate,
+    GrantingGate,
     Joiners,
     OriginQueue,
     OriginQueues,
-    QueueGate,
     QueueGatekeeper,
     QueueLease,
     QueueState,
     QueueStats,
     WaitingTasks,
-    is_distant,
 )
 from gatekeeper.queue.waits import QueueWaits
-from gatekeeper.sitemaps import Sitemaps
+from gatekeeper.sitemaps import SitemapOptions, Sitemaps
 
 _MAX_REFUSED_IN_ROW = 64
 """URLs refused in a row after which a `get` yields to the event loop."""
@@ -50,41 +49,23 @@ _CLOSED = "the queue is closed"
 _Listener = Callable[[Decision], object]
 
 
-class Turn:
+class Turn(msgspec.Struct, eq=False, weakref=True):
     """A URL with its lease, as returned by `get`. Leaving `async with` is task_done.
 
     `url` is the text that was put. Enter it soon, in the task that sends the request: the
     lease is open already, and `lease.expires_at` is its end.
     """
 
-    __slots__ = ("_entry", "_over", "_queue", "_queued", "lease")
-
+    _queue: PoliteQueue
+    origin: str
+    """Scheme, host and port of the URL, like `Decision.origin`."""
+    url: str
+    """The URL as it was put."""
+    data: Any
+    """The payload that was put with the URL, or None."""
+    _entry: Entry
     lease: Any
-
-    def __init__(
-        self, queue: PoliteQueue, queued: OriginQueue, entry: Entry, lease: QueueLease
-    ) -> None:
-        self._queue = queue
-        self._queued = queued
-        self._entry = entry
-        self._over = False
-        lease.data = entry[3]
-        self.lease = lease
-
-    @property
-    def url(self) -> str:
-        """The URL as it was put."""
-        return self._entry[2]
-
-    @property
-    def origin(self) -> str:
-        """Scheme, host and port of the URL, like `Decision.origin`."""
-        return self._queued.origin
-
-    @property
-    def data(self) -> Any:
-        """The payload that was put with the URL, or None."""
-        return self._entry[3]
+    _over: bool = False
 
     async def __aenter__(self) -> Any:
         # Here, not in `get`: a task that only passes them on must not collect their leases.
@@ -115,7 +96,7 @@ class Turn:
                 if self._queue._kept is not None:
                     self._queue._kept.give_back(self._entry)
                 self._queue._joiners.leases_out -= 1
-                self._queue._put_back(self._queued.origin, self._entry)
+                self._queue._put_back(self.origin, self._entry)
                 self._queue._joiners.wake()
 
 
@@ -151,7 +132,7 @@ class PoliteQueue:
 
     def __init__(
         self,
-        gate: Gatekeeper | QueueGate | DistantGate,
+        gate: Gatekeeper | GrantingGate,
         *,
         maxsize: int = 0,
         on_denied: _Listener | None = None,
@@ -160,23 +141,35 @@ class PoliteQueue:
         in_memory: int = IN_MEMORY,
         keep: str | Path | None = None,
     ) -> None:
-        self._sitemaps: Callable[..., Sitemaps] | None = getattr(gate, "sitemaps", None)
-        self._note_refusal = partial(note_refusal, gate)
+        self._gate: Any = gate
         gate = QueueGatekeeper(gate) if isinstance(gate, Gatekeeper) else gate
-        distant = is_distant(gate)
-        self._local = None if distant else cast("QueueGate", gate)
+        if not hasattr(gate, "clock"):
+            raise TypeError(
+                f"a PoliteQueue needs a Gatekeeper or a RemoteGatekeeper: {type(gate).__name__} "
+                "has no clock"
+            )
+        distant = not getattr(gate, "at_a_glance", True)
+        self._local = None if distant else cast("QueueGatekeeper", gate)
         """The gate, if it is in this process and can answer without a round trip."""
-        self._distant = cast("DistantGate", gate) if distant else None
+        self._distant_check = getattr(gate, "check", None) if distant else None
+        self._acquire_if_due: Callable[..., Coroutine[Any, Any, QueueLease]] = getattr(
+            gate, "acquire_if_due", partial(gate.acquire, timeout=0.0, owned=False)
+        )
         self._is_held: Callable[[str], object] = getattr(gate, "held", lambda _host: None)
         self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
-        self._maxsize = maxsize
-        self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
+        self.maxsize: int = maxsize
+        """Most URLs that may wait; 0 or less: any number."""
+        self._getters = WaitingTasks(self._nothing_to_get)
         self._entrance = Entrance(MAX_PER_ITERATION)
-        self._putters = WaitingTasks(nothing_to_do=self.full)
+        self._putters = WaitingTasks(self.full)
         self._joiners = Joiners(self._putters, self._getters.wake)
         self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners)
-        self._waits = QueueWaits(gate, self._queues, on_deferred, self._gate_closed)
-        self._callbacks = DenialCallbacks(on_denied, done=self._done, failed=self._getters.wake)
+        self._waits = QueueWaits(
+            gate, self._local, gate.clock, self._queues, on_deferred, self._gate_closed
+        )
+        self._callbacks = DenialCallbacks(
+            on_denied or (lambda _: None), self._done, self._getters.wake
+        )
         self._closed = False
         self._size = 0
         self._unfinished = 0
@@ -216,11 +209,6 @@ class PoliteQueue:
 
     # --- putting ------------------------------------------------------------------------
 
-    @property
-    def maxsize(self) -> int:
-        """Most URLs that may wait; 0 or less: any number."""
-        return self._maxsize
-
     def qsize(self) -> int:
         """Return the number of waiting URLs, whether their hosts are due or not."""
         return self._size
@@ -231,7 +219,7 @@ class PoliteQueue:
 
     def full(self) -> bool:
         """Return True if `put` would wait."""
-        return 0 < self._maxsize <= self._size
+        return 0 < self.maxsize <= self._size
 
     async def put(self, url: str, priority: int = 0, data: Any = None) -> None:
         """Add a URL; a higher priority goes first. `data` comes back as `lease.data`.
@@ -239,29 +227,20 @@ class PoliteQueue:
         Raises InvalidURL, GateClosed, or StorageError if its origin has too many URLs for memory
         and the scratch file can't be written, or can't hold `data`. Then it was not added."""
         origin = urls.split(url)[0]
-        while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
+        while 0 < self.maxsize <= self._size and not self._closed:  # as `full`
             await self._putters.wait(self._joiners.wake)
         self._add(origin, url, priority, data)
 
     async def put_sitemap(
-        self,
-        origin: str,
-        *,
-        since: datetime | date | None = None,
-        guess: bool = False,
-        max_entries: int | None = None,
-        priority: int = 0,
-        data: Any = None,
+        self, origin: str, *, priority: int = 0, data: Any = None, **options: Unpack[SitemapOptions]
     ) -> Sitemaps:
         """Add each page that the origin's sitemaps list; `priority` and `data` are those of each.
 
-        The other arguments are those of `Gatekeeper.sitemaps`. Return the iterator at its end: its
-        `findings` say which sitemaps could not be read. Raises as it and `put` do; what was put
-        before stays.
+        `options` are those of `Gatekeeper.sitemaps`: `since`, `guess` and `max_entries`. Return the
+        iterator at its end: its `findings` say which sitemaps could not be read. Raises as it and
+        `put` do; what was put before stays.
         """
-        if self._sitemaps is None:
-            raise TypeError("put_sitemap needs a queue of a Gatekeeper or a RemoteGatekeeper")
-        found: Sitemaps = self._sitemaps(origin, since=since, guess=guess, max_entries=max_entries)
+        found: Sitemaps = self._gate.sitemaps(origin, **options)
         async with aclosing(found):
             async for entry in found:
                 await self.put(entry.url, priority, data)
@@ -330,7 +309,7 @@ class PoliteQueue:
                     await self._callbacks.wait()
                     continue
                 # A late task goes after the waiting ones, one of which was woken for what is ready.
-                queued = None if late and self._getters else self._queues.next_ready()
+                queued = None if late and self._getters.futures else self._queues.next_ready()
                 if queued is None:
                     late = False
                     waiting = self._begin_wait(waiting)
@@ -344,8 +323,12 @@ class PoliteQueue:
                     return self._taken(queued, entry, lease)
                 if self._denied > denied and self._denied % _MAX_REFUSED_IN_ROW == 0:
                     await asyncio.sleep(0)  # Many refused URLs must not block the loop.
-        except (asyncio.CancelledError, GateClosed) as error:
-            self._not_served(waiting, error)
+        except GateClosed as error:
+            self._gate_closed(error)
+            raise
+        except asyncio.CancelledError:
+            if waiting is not None:
+                waiting.cancelled()
             raise
         finally:
             if waiting is not None and self._graph is not None:
@@ -355,12 +338,6 @@ class PoliteQueue:
         """Raise the error in every waiting `get`: no lease can come."""
         self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
         self._getters.wake_all()
-
-    def _not_served(self, waiting: TaskWait[Any] | None, error: BaseException) -> None:
-        if isinstance(error, GateClosed):
-            self._gate_closed(error)
-        elif waiting is not None:
-            waiting.cancelled()
 
     def _begin_wait(self, waiting: TaskWait[Any] | None) -> TaskWait[Any] | None:
         """Record the wait of a task with leases. Raises LeaseTimeout if it could never end."""
@@ -442,7 +419,7 @@ class PoliteQueue:
             queued.backlog.put_back(entry)
             self._waits.ask(queued)
         elif decision is not None and decision.verdict is not Verdict.ALLOW:
-            self._note_refusal(decision)
+            note_refusal(self._gate, decision)
             self._refused(queued, entry, decision)
         return entry, lease
 
@@ -453,15 +430,9 @@ class PoliteQueue:
         lease = None
         try:
             if check is not None:
-                decision = await check(entry[2])
-                if decision.verdict is not Verdict.ALLOW:
-                    raise Denied(decision)
-            elif self._distant is not None:
-                lease = await self._distant.acquire_if_due(entry[2], priority=round(-entry[0]))
-            elif self._local is not None:
-                lease = await self._local.acquire(
-                    entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
-                )
+                refuse(await check(entry[2]))
+            else:
+                lease = await self._acquire_if_due(entry[2], priority=round(-entry[0]))
         except Denied as error:
             if not self._closed:
                 self._refused(queued, entry, error.decision)
@@ -490,7 +461,8 @@ class PoliteQueue:
             self._kept.begin(entry)
         self._waits.place(queued)
         self._putters.wake()
-        return Turn(self, queued, entry, lease)
+        _, _, url, lease.data = entry
+        return Turn(self, queued.origin, url, lease.data, entry, lease)
 
     # --- refusing -----------------------------------------------------------------------
 
@@ -502,7 +474,7 @@ class PoliteQueue:
             return
         self._denied += 1
         self._size -= 1
-        self._waits.go_on(queued)
+        self._waits.place(queued, unused=True)
         self._putters.wake()
         # All counters are updated before the call, which is made once whatever it raises.
         try:
@@ -544,7 +516,7 @@ class PoliteQueue:
         """For `join`: check the next URL of a ready origin. Return False if it needs a `get`."""
         while self._callbacks.busy:
             await self._callbacks.wait()
-        check = getattr(self._distant, "check", None)
+        check = self._distant_check
         if queued.state is not QueueState.READY or queued.ready_lease or not (self._local or check):
             return False
         queued.state = QueueState.TRIED
@@ -561,7 +533,7 @@ class PoliteQueue:
         """Return counters and sizes."""
         return QueueStats(
             size=self._size,
-            overflowed=self._queues.overflowed,
+            overflowed=self._queues.overflow.rows,
             origins=len(self._queues),
             unfinished=self._unfinished,
             got=self._got,

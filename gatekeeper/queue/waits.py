@@ -9,21 +9,21 @@ from collections.abc import Callable
 from contextvars import Context
 from datetime import datetime
 from functools import partial
-from typing import cast
 
-from gatekeeper.clock import OwnedTasks
+import msgspec
+
+from gatekeeper.clock import Clock, OwnedTasks
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, GateClosed, LeaseTimeout, StorageError
 from gatekeeper.queue.files import Entry
 from gatekeeper.queue.origin_queues import (
-    DistantGate,
+    GrantingGate,
     OriginQueue,
     OriginQueues,
-    QueueGate,
+    QueueGatekeeper,
     QueueLease,
     QueueState,
     ReadyLease,
-    is_distant,
 )
 
 _log = logging.getLogger(__name__)
@@ -52,30 +52,24 @@ RETRY = 60.0
 _DOUBLINGS = 16
 
 
-class QueueWaits:
+class QueueWaits(msgspec.Struct, eq=False):
     """What the origins that are not ready wait for. No entry is lost: its origin becomes ready or
     waits for something else. Without a change, no origin is tried again without a pause."""
 
-    def __init__(
-        self,
-        gate: QueueGate | DistantGate,
-        queues: OriginQueues,
-        on_deferred: Callable[[Decision], object] | None,
-        on_closed: Callable[[GateClosed], object],
-    ) -> None:
-        self._gate = gate
-        self._local = None if is_distant(gate) else cast("QueueGate", gate)
-        self._clock = gate.clock
-        self._queues = queues
-        self._on_deferred = on_deferred
-        self._on_closed = on_closed
-        self._cold: deque[OriginQueue] = deque()
-        self._asking = OwnedTasks()
-        self._waiting = OwnedTasks()
-        self._ready_leases = 0
-        self._closed = False
-        self.deferred: int = 0
-        """How often a decision deferred an origin."""
+    _gate: GrantingGate
+    _local: QueueGatekeeper | None
+    """The gate, if it is of this process."""
+    _clock: Clock
+    _queues: OriginQueues
+    _on_deferred: Callable[[Decision], object] | None
+    _on_closed: Callable[[GateClosed], object]
+    _cold: deque[OriginQueue] = msgspec.field(default_factory=deque)
+    _asking: OwnedTasks = msgspec.field(default_factory=OwnedTasks)
+    _waiting: OwnedTasks = msgspec.field(default_factory=OwnedTasks)
+    _ready_leases: int = 0
+    _closed: bool = False
+    deferred: int = 0
+    """How often a decision deferred an origin."""
 
     async def close(self) -> None:
         """Stop all waits. Idempotent."""
@@ -89,11 +83,14 @@ class QueueWaits:
 
     # --- the host's lease ---------------------------------------------------------------
 
-    def place(self, queued: OriginQueue) -> None:
-        """Decide what an origin waits for next, after its first URL was given out."""
+    def place(self, queued: OriginQueue, *, unused: bool = False) -> None:
+        """Decide what an origin waits for next, after its first URL was given out, or was done
+        without using a lease (`unused`)."""
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if not len(queued.backlog):
             self._queues.forget(queued)
+        elif unused:
+            self._queues.ready(queued, announced=queued.announced)
         elif queued.leases_by_waiting > 0 and self._may_wait:
             queued.leases_by_waiting -= 1
             try:
@@ -104,14 +101,6 @@ class QueueWaits:
                 self._wait_for_lease(queued, entry)
         else:
             self.watch(queued)
-
-    def go_on(self, queued: OriginQueue) -> None:
-        """Make an origin ready after its first URL was done without using a lease."""
-        queued.setbacks, queued.asked, queued.missed = 0, False, False
-        if len(queued.backlog):
-            self._queues.ready(queued, announced=queued.announced)
-        else:
-            self._queues.forget(queued)
 
     def watch(self, queued: OriginQueue) -> None:
         """Let the scheduler call back when the host is due."""
@@ -255,7 +244,7 @@ class QueueWaits:
             task = self._asking.start(asking, context=Context())
             task.add_done_callback(lambda _: self._ask_more())
 
-    async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
+    async def _ask_for(self, queued: OriginQueue, gate: QueueGatekeeper) -> None:
         try:
             decision = await gate.check(f"{queued.origin}/")
         except GateClosed as error:

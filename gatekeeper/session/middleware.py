@@ -75,8 +75,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         self._task, self._cancelling_before = task, task.cancelling()
         self._hops_under_way += 1
         if self._hops_under_way == 1:  # else it is running already
-            timer = self.timer
-            timer.set(self, timer.clock.monotonic() + seconds_left)
+            self.timer.set(self, self.timer.clock.monotonic() + seconds_left)
 
     def watch(self, response: ClientResponse) -> None:
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
@@ -102,9 +101,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
             self._hops_under_way -= 1
             return
         self._hops_under_way = 0
-        timer = self.timer
-        if timer.drop(self):
-            self.seconds_left = self.ends - timer.clock.monotonic()
+        if self.timer.drop(self):
+            self.seconds_left = self.ends - self.timer.clock.monotonic()
 
     def ran_out(self, error: BaseException | None = None) -> bool:
         """End a hop that has no body, or failed with the error. Return True if the deadline caused
@@ -126,8 +124,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
             response.content.set_exception(TimeoutError())
             response.close()
         if self._task is not None:
-            clock, before = self.timer.clock, self._cancelling_before
-            self._deadline = Deadline(clock, self._task, before)
+            self._deadline = Deadline(self.timer.clock, self._task, self._cancelling_before)
             self._deadline.fire()
 
 
@@ -166,12 +163,10 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     than its text names (`yarl.URL(..., encoded=True)`).
     """
 
-    def wait(
-        url: str, _: asyncio.Task[object] | None, *, user_agent: str | None = None
-    ) -> Coroutine[Any, Any, HeldLease]:
-        return enter_detached(gate.lease(url, user_agent=user_agent))
-
-    return partial(gate_middleware_with(gate, wait), None)
+    made = gate_middleware_with(
+        gate, lambda url, _, user_agent: enter_detached(gate.lease(url, user_agent=user_agent))
+    )
+    return partial(made, None)
 
 
 def gate_middleware_with(
@@ -212,7 +207,7 @@ def gate_middleware_with(
                 limit.release_previous()
             lease = await wait(text, task, user_agent=agent)
         if not own_name or signer is not None:
-            _identify(request, lease, None if own_name else gate, signer)
+            _identify(request, lease, gate, signer)
         started = loop.time()
         try:
             if limit is not None:
@@ -259,14 +254,13 @@ async def _send_held(
 
 
 def _identify(
-    request: ClientRequest, lease: HeldLease, gate: Gate | None, signer: RequestSigner | None
+    request: ClientRequest, lease: HeldLease, gate: Gate, signer: RequestSigner | None
 ) -> None:
     """Set the request's User-Agent and sign it, just before it is sent.
 
-    A request without a name is sent under the name whose rules allowed it. `gate` is None if the
-    request has the gate's own name already.
+    A request without a name is sent under the name whose rules allowed it.
     """
-    if gate is not None and unnamed(request.headers.get(USER_AGENT)):
+    if unnamed(request.headers.get(USER_AGENT)):
         name = lease.user_agent or gate.user_agent or lease.decision.user_agent
         request.headers[USER_AGENT] = name
     if signer is not None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import aiohttp
+import msgspec
 from aiohttp import ClientResponse
 from aiohttp.abc import AbstractResolver
 from yarl import URL
@@ -58,13 +59,10 @@ def session_gate(session: aiohttp.ClientSession) -> Gatekeeper:
 _P = ParamSpec("_P")
 
 
-class SessionRequest(AbstractAsyncContextManager[aiohttp.ClientSession]):
+class SessionRequest(msgspec.Struct, eq=False):
     """The result of `polite_session()`: entering opens the session, leaving closes it."""
 
-    __slots__ = ("_manager",)
-
-    def __init__(self, manager: AbstractAsyncContextManager[aiohttp.ClientSession]) -> None:
-        self._manager = manager
+    _manager: AbstractAsyncContextManager[aiohttp.ClientSession]
 
     async def __aenter__(self) -> aiohttp.ClientSession:
         return await self._manager.__aenter__()
@@ -205,19 +203,15 @@ def plain_session(
     outer = tuple(session_arguments.pop("middlewares", ()))
     signer = configured_signer(config.identity, SystemClock())
     signing = () if signer is None else (signer.middleware,)
-    connector: aiohttp.BaseConnector
-    if gate is None:
-        connector = guarded_connector(config, resolver=resolver)
-    elif resolver is not None:
+    if gate is not None and resolver is not None:
         raise ConfigError("a gate's connections have its own resolver: give that to the gate")
-    else:
-        connector = gate.parts.connector
+    own = guarded_connector(config, resolver=resolver) if gate is None else None
     if config.guard.mode == "url-only" or "response_class" in session_arguments:
         outer = (*outer, *signing, send_once)
     else:  # cheaper, and equivalent unless a proxy answers first
         outer, session_arguments["response_class"] = (*outer, *signing), FirstAnswer
     return aiohttp.ClientSession(
-        connector=connector,
+        connector=gate.parts.connector if gate else own,
         connector_owner=gate is None,
         headers=headers,
         middlewares=outer,
@@ -307,7 +301,7 @@ def _gate_requests(
             method: str,
             url: Any,
             *,
-            timeout: Any = _NOT_GIVEN,
+            timeout: Any = default,
             middlewares: Any = None,
             proxy: Any = None,
             **arguments: Any,
@@ -316,7 +310,7 @@ def _gate_requests(
                 refuse_proxy(gate.config.guard.mode, proxy)
                 arguments["proxy"] = proxy
             total, without_total = default_total, default_without_total
-            if timeout is not _NOT_GIVEN:
+            if timeout is not default:
                 wanted = _as_timeout(timeout, default)
                 total, without_total = wanted.total or None, _without_total(wanted)
             if url.__class__ is not str or base is not None or "@" in url:
@@ -389,9 +383,6 @@ def _parsed_base_url(given: str | URL | None) -> URL | None:
         return None
     urls.parse(str(given))
     return URL(str(given), encoded=True)
-
-
-_NOT_GIVEN: Final = object()
 
 
 def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:

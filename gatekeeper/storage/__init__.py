@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gatekeeper.late import LATE, lazily
 from gatekeeper.storage.base import (
     ClockRecord as ClockRecord,
     HistoryEntry as HistoryEntry,
@@ -14,8 +11,3 @@ from gatekeeper.storage.base import (
     unpack_body as unpack_body,
 )
 from gatekeeper.storage.sqlite import SqliteStorage as SqliteStorage
-
-if TYPE_CHECKING:
-    from gatekeeper.testing.memory_storage import MemoryStorage as MemoryStorage
-else:
-    __getattr__, __dir__, _ = lazily(__name__, LATE[__name__])

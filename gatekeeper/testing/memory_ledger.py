@@ -6,13 +6,14 @@ Times and durations are whole microseconds, as in the script.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from gatekeeper.clock import NEVER, Clock, micros
-from gatekeeper.pacing.host_settings import DAY, DailyBudget, ScopeSettings
+from gatekeeper.pacing.host_settings import DAY, ScopeSettings
 from gatekeeper.pacing.ledger import (
     HOLD,
     LAPSE,
@@ -31,15 +32,6 @@ from gatekeeper.pacing.ledger import (
 from gatekeeper.pacing.scopes import INF, Scope, ScopeHistory
 
 
-class _Need(NamedTuple):
-    """A `ScopeRequest` in microseconds."""
-
-    interval: int
-    slots: int
-    guess: bool
-    budget: DailyBudget | None
-
-
 class _Hold(msgspec.Struct, eq=False):
     start: int
     end: int
@@ -54,31 +46,30 @@ class _Ticket(msgspec.Struct, eq=False):
     """A request that waits for a scope and is notified when the scope becomes free."""
 
     token: str
-    need: _Need
+    need: ScopeRequest
     due: int = NEVER
     """When it was notified to ask again; from then on the scope is reserved for `LAPSE`."""
 
 
-class ScopeRecord:
+class ScopeRecord(msgspec.Struct, eq=False):
     """The ledger's state of one scope. Times are microseconds of the ledger's clock."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.basis: int | None = None
-        """The latest start, head or failure."""
-        self.interval = 0
-        self.guess = False
-        self.blocked_until = 0
-        self.reason = ""
-        self.paused = False
-        self.learned = 0
-        self.learned_until = 0
-        self.day: int | None = None
-        """The time of the first page of the day, if there is a budget."""
-        self.pages: int = 0
-        self.bytes: int = 0
-        self.holds: dict[str, _Hold] = {}
-        self.tickets: list[_Ticket] = []
+    name: str
+    basis: int | None = None
+    """The latest start, head or failure."""
+    interval: int = 0
+    guess: bool = False
+    blocked_until: int = 0
+    reason: str = ""
+    paused: bool = False
+    learned: int = 0
+    learned_until: int = 0
+    day: int | None = None
+    """The time of the first page of the day, if there is a budget."""
+    pages: int = 0
+    bytes: int = 0
+    holds: dict[str, _Hold] = {}
+    tickets: list[_Ticket] = []
 
     def expire(self, now: int) -> None:
         """Remove holds and tickets that have expired, and start a new day if it is due."""
@@ -106,14 +97,14 @@ class ScopeRecord:
         """Count the clock from `moment`, unless it already counts from a later time."""
         self.basis = moment if self.basis is None else max(self.basis, moment)
 
-    def in_force(self, need: _Need, now: int) -> int:
+    def in_force(self, need: ScopeRequest, now: int) -> int:
         """Return the interval that applies to a request that asks now."""
-        longest = need.interval
+        longest = micros(need.interval)
         if need.guess or not self.guess:
             longest = max(longest, self.interval)
         return max(longest, self.learned) if now < self.learned_until else longest
 
-    def free_at(self, need: _Need, now: int) -> tuple[int, bool]:
+    def free_at(self, need: ScopeRequest, now: int) -> tuple[int, bool]:
         """Return when a request may start, and whether it may prove to be earlier because of a
         head, an end or a resume. It is `Scope.due_at`, except that a hold also ends by itself."""
         interval = self.in_force(need, now)
@@ -135,7 +126,7 @@ class ScopeRecord:
             free = max(free, min(hold.end for hold in self.holds.values()))
         return free, open_ended
 
-    def clock(self, need: _Need, now: int) -> ScopeClock:
+    def clock(self, need: ScopeRequest, now: int) -> ScopeClock:
         """Return the clock as it is reported to a request that may not start now."""
         return ScopeClock(
             self.name,
@@ -245,7 +236,7 @@ class MemoryLedger:
 
     def _view(self, record: ScopeRecord, now: int) -> ScopeView:
         used = record.used(now)
-        clock = record.clock(_Need(0, 1, False, None), now)
+        clock = record.clock(ScopeRequest(record.name), now)
         return ScopeView(
             clock._replace(day=used.day, pages=used.pages, bytes=used.bytes),
             tuple(
@@ -275,10 +266,7 @@ class MemoryLedger:
 
     def _take(self, token: str, scopes: tuple[ScopeRequest, ...], now: int) -> Granted | NotBefore:
         self._scopes_of[token] = tuple(one.scope for one in scopes)
-        asked = [
-            (self._record(scope, now), _Need(micros(interval), slots, guess, budget))
-            for scope, interval, slots, guess, budget in scopes
-        ]
+        asked = [(self._record(one.scope, now), one) for one in scopes]
         told = [record for record, need in asked if need.budget is not None]
         ttl = micros(self._hold)
         if all(token in record.holds for record, _ in asked):
@@ -292,7 +280,7 @@ class MemoryLedger:
             for record, need in asked:
                 before = (record.basis, record.interval, record.guess)
                 record.holds[token] = _Hold(now, now + ttl, before)
-                record.basis, record.interval, record.guess = now, need.interval, need.guess
+                record.basis, record.interval, record.guess = now, micros(need.interval), need.guess
                 if need.budget is not None:
                     record.count(now, 1, 0)
                     record.holds[token].counted = True
@@ -302,7 +290,7 @@ class MemoryLedger:
         return self._queue(token, found, now)
 
     def _spent(
-        self, token: str, asked: list[tuple[ScopeRecord, _Need]], now: int
+        self, token: str, asked: list[tuple[ScopeRecord, ScopeRequest]], now: int
     ) -> NotBefore | None:
         """Return the answer for a page of a host whose budget is used up, or None if it is not.
         Such a request does not queue in any scope."""
@@ -319,7 +307,9 @@ class MemoryLedger:
             return NotBefore(left / 1e6, (record.used(now),))
         return None
 
-    def _due(self, token: str, record: ScopeRecord, need: _Need, now: int) -> tuple[int, bool]:
+    def _due(
+        self, token: str, record: ScopeRecord, need: ScopeRequest, now: int
+    ) -> tuple[int, bool]:
         """Return when a request may start as far as this scope is concerned, and whether that time
         may change."""
         free, open_ended = record.free_at(need, now)
@@ -335,7 +325,7 @@ class MemoryLedger:
         return now, False
 
     def _queue(
-        self, token: str, found: list[tuple[ScopeRecord, _Need, int, bool]], now: int
+        self, token: str, found: list[tuple[ScopeRecord, ScopeRequest, int, bool]], now: int
     ) -> NotBefore:
         """Queue a request in the scopes that are closed, without reserving the open ones."""
         ask_at = max(due for _, _, due, _ in found)
@@ -437,7 +427,7 @@ class MemoryLedger:
             record.expire(now)
             if record.holds or record.tickets or record.paused:
                 continue
-            free, _ = record.free_at(_Need(0, 1, True, None), now)
+            free, _ = record.free_at(ScopeRequest(name, guess=True), now)
             if record.day is None and max(free, record.learned_until) < old:
                 del self._records[name]
         self._sweep_at = 2 * len(self._records) + 1024
@@ -445,7 +435,5 @@ class MemoryLedger:
 
 def _call_soon(call: Any, *args: Any) -> None:
     """Call in the next iteration of the loop, since the callback may call the ledger again."""
-    try:
+    with contextlib.suppress(RuntimeError):  # without a loop there are no waiters
         asyncio.get_running_loop().call_soon(call, *args)
-    except RuntimeError:  # without a loop there are no waiters
-        return

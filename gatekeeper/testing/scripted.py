@@ -33,10 +33,10 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock
-from gatekeeper.config import Config, FetchConfig
+from gatekeeper.config import FetchConfig
 from gatekeeper.errors import needs_extra
 from gatekeeper.fetching.outcomes import (
     Outcome,
@@ -68,13 +68,12 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-class ScriptedRobots:
+class ScriptedRobots(msgspec.Struct, eq=False):
     """The robots.txt files of a `ScriptedGate`, which uses no network."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        """Origins whose robots.txt was fetched, in order."""
-        self._said: dict[str, str | bytes | int | BaseException] = {}
+    asked: list[str] = []
+    """Origins whose robots.txt was fetched, in order."""
+    _said: dict[str, str | bytes | int | BaseException] = {}
 
     def say(self, url: str, robots: str | bytes | int | BaseException) -> None:
         """Set the robots.txt of the URL's origin: a text, the status that it is answered with, or
@@ -122,16 +121,9 @@ class ScriptedGate(Gatekeeper):
     False
     """
 
-    def __init__(
-        self,
-        user_agent: str = "testbot/1.0",
-        *,
-        config: Config | None = None,
-        clock: Clock | None = None,
-        **options: Any,
-    ) -> None:
-        """`options` are those of `Gatekeeper`."""
-        super().__init__(user_agent, config=config, clock=clock, **options)
+    def __init__(self, user_agent: str = "testbot/1.0", **options: Any) -> None:
+        """`options` are those of `Gatekeeper`, such as `config` and `clock`."""
+        super().__init__(user_agent, **options)
         self.robots_files: ScriptedRobots = ScriptedRobots()
         """The files that were set, and the origins that were fetched."""
 
@@ -372,13 +364,11 @@ def answers(requests: Iterable[Seen]) -> dict[str, float]:
             first.setdefault(_url(request), (request.answered, urljoin(_url(request), location)))
         elif 200 <= status < 300 or status in NO_FILE:
             first.setdefault(_url(request), (request.answered, None))
-    found = {}
-    for url in first:
-        if urlsplit(url).path in _FILE:
-            moment = _chase(url, first)
-            if moment is not None:
-                found[url.removesuffix("/robots.txt")] = moment
-    return found
+    return {
+        url.removesuffix("/robots.txt"): moment
+        for url in first
+        if urlsplit(url).path in _FILE and (moment := _chase(url, first)) is not None
+    }
 
 
 def _chase(url: str, first: Mapping[str, tuple[float, str | None]]) -> float | None:
@@ -400,13 +390,12 @@ def _redirects(requests: list[Seen]) -> tuple[set[str], dict[str, str]]:
     files = {_url(request) for request in requests if request.target in _FILE}
     led: dict[str, str] = {}
     for request in requests:
-        if (location := request.answer_header("Location")) is None:
-            continue
-        url = _url(request)
-        if url in files:
-            files.add(urljoin(url, location))
-        else:
-            led.setdefault(urljoin(url, location), url)
+        if (location := request.answer_header("Location")) is not None:
+            url = _url(request)
+            if url in files:
+                files.add(urljoin(url, location))
+            else:
+                led.setdefault(urljoin(url, location), url)
     return files, led
 
 

@@ -9,12 +9,10 @@ engine.
 from __future__ import annotations
 
 import gc
-import heapq
-import itertools
 import random
 import time
 from collections import Counter, deque
-from typing import Protocol
+from typing import TypeAlias
 
 import msgspec
 
@@ -32,15 +30,8 @@ TOLERANCE = 1e-6
 """Seconds allowed for rounding errors in sums of floats."""
 
 
-class Experience(Protocol):
-    """What one scope sees of its visitor: an `Account`, or a simulated host that is its own."""
-
-    interval: float
-    limit: int
-    basis: float
-    blocked_until: float
-    in_flight: int
-    unheaded: int
+Experience: TypeAlias = "Account | _Site"
+"""What one scope sees of its visitor; a simulated host is its own account."""
 
 
 class Account(msgspec.Struct, eq=False):
@@ -57,7 +48,7 @@ class Account(msgspec.Struct, eq=False):
     unheaded: int = 0
 
 
-class Judge:
+class Judge(msgspec.Struct, eq=False):
     """Counts the requests that broke a promise, by kind.
 
     >>> judge, site = Judge(), Account(interval=10.0)
@@ -67,9 +58,8 @@ class Judge:
     Counter({'early': 1})
     """
 
-    def __init__(self) -> None:
-        self.violations: Counter[str] = Counter()
-        self._days: dict[Experience, tuple[float, int]] = {}
+    violations: Counter[str] = msgspec.field(default_factory=Counter)
+    _days: dict[Experience, tuple[float, int]] = {}
 
     def start(self, account: Experience, now: float) -> None:
         """Note that a request starts."""
@@ -77,16 +67,13 @@ class Judge:
             self.violations["early"] += 1
         if now < account.blocked_until - TOLERANCE:
             self.violations["blocked"] += 1
+        if account.unheaded and account.interval > 0:
+            self.violations["before_head"] += 1
         account.basis = now
-        if account.in_flight:
-            if account.unheaded and account.interval > 0:
-                self.violations["before_head"] += 1
-            account.in_flight += 1
-            account.unheaded += 1
-            if account.in_flight > account.limit:
-                self.violations["concurrency"] += 1
-        else:
-            account.in_flight = account.unheaded = 1
+        account.in_flight += 1
+        account.unheaded += 1
+        if account.in_flight > account.limit:
+            self.violations["concurrency"] += 1
 
     def head(self, account: Experience, now: float) -> None:
         """Note that a response started, or that the request failed."""
@@ -98,9 +85,7 @@ class Judge:
         """Note that a request ended. `headed`: `head` was called for it before."""
         account.in_flight -= 1
         if not headed:
-            account.unheaded -= 1
-            if now > account.basis:  # noqa: PLR1730 - no call here
-                account.basis = now
+            self.head(account, now)
 
     def withdrawn(self, account: Experience) -> None:
         """Note that a request was never sent: the slot is free, the clock stays."""
@@ -206,9 +191,8 @@ class _Site(Waiter):
             self.stays = False  # The next lease is the last.
         sim, start = self.sim, grant.start_at
         sim.judge.start(self, start)
-        if grant.others:
-            for other in grant.others:
-                sim.judge.start(sim.accounts[other], start)
+        for other in grant.others:
+            sim.judge.start(sim.accounts[other], start)
         if self.heads is not None:
             self.heads.append((start + self.head_after, grant, self))
         self.ends.append((start + self.end_after, grant, self))
@@ -220,9 +204,6 @@ class _Site(Waiter):
         if not isinstance(error, BudgetSpent):
             raise error
         self.sim.come_back(self, error.seconds)
-
-    def fetch_robots(self) -> None:  # pragma: no cover - simulated policies do not expire
-        raise AssertionError
 
 
 _UnderWay = tuple[float, Grant, _Site]
@@ -247,24 +228,16 @@ class _Simulation:
         ]
         self.ends: list[deque[_UnderWay]] = [deque() for _ in _SPEEDS]
         self._queues = [*(heads for heads in self.heads if heads is not None), *self.ends]
-        self._lost: list[tuple[float, int, Grant, _Site]] = []
-        """A heap of requests that are never reported, by the expiry of their leases."""
-        self._deferred: list[tuple[float, int, _Site]] = []
-        """A heap of sites whose budget is spent, by the end of their day."""
         self.deferrals: int = 0
-        self._order = itertools.count()
 
     def come_back(self, site: _Site, seconds: float) -> None:
         """Let the site wait for a lease again after this many seconds."""
         self.deferrals += 1
-        entry = (self.clock.monotonic() + seconds, next(self._order), site)
-        heapq.heappush(self._deferred, entry)
+        self.clock.call_at(self.clock.monotonic() + seconds, self._come_back, site)
 
-    def _come_back(self, now: float) -> None:
-        while self._deferred and self._deferred[0][0] <= now:
-            site = heapq.heappop(self._deferred)[2]
-            site.gone = False
-            self.engine.queues.join(self.memory.host(site.url), site, now)
+    def _come_back(self, site: _Site) -> None:
+        site.gone = False
+        self.engine.queues.join(self.memory.host(site.url), site, self.clock.monotonic())
 
     def add(self, name: str, todo: int) -> None:
         """Add a host with `todo` URLs to fetch."""
@@ -290,11 +263,11 @@ class _Simulation:
             now = max(when, clock.monotonic())
             self._begin(now)
             self._finish(now)
-            self._come_back(now)
-            self._expire(now)
+            engine.expire(now)
 
     def _next_event(self) -> float:
-        when = self._deferred[0][0] if self._deferred else INF
+        timer = self.clock.next_timer()
+        when = INF if timer is None else timer
         for queue in self._queues:
             if queue and queue[0][0] < when:
                 when = queue[0][0]
@@ -320,9 +293,8 @@ class _Simulation:
                     self._trouble(grant, site, now)
                     continue
                 judge.end(site, now, headed)
-                if grant.others:
-                    for other in grant.others:
-                        judge.end(accounts[other], now, headed)
+                for other in grant.others:
+                    judge.end(accounts[other], now, headed)
                 grant.report(200, 0.1, None, None, now)
                 grant.release(now)
 
@@ -333,7 +305,7 @@ class _Simulation:
         kind = self.rng.randrange(5)
         if kind == 4:
             # Never reported, so the lease will expire.
-            heapq.heappush(self._lost, (grant.expires_at, next(self._order), grant, site))
+            self.clock.call_at(grant.expires_at, self._expired, grant, site)
             return
         accounts = (site, *(self.accounts[other] for other in grant.others))
         if kind == 3 and not headed:
@@ -353,12 +325,9 @@ class _Simulation:
             grant.report(None, 10.0)
         grant.release()
 
-    def _expire(self, now: float) -> None:
-        while self._lost and self._lost[0][0] <= now:
-            _, _, grant, site = heapq.heappop(self._lost)
-            for account in (site, *(self.accounts[other] for other in grant.others)):
-                self.judge.end(account, now, grant.headed)
-        self.engine.expire(now)
+    def _expired(self, grant: Grant, site: _Site) -> None:
+        for account in (site, *(self.accounts[other] for other in grant.others)):
+            self.judge.end(account, self.clock.monotonic(), grant.headed)
 
 
 def simulate(

@@ -8,14 +8,14 @@ import heapq
 import itertools
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gatekeeper.clock import Boot, Timer
 
 
-@dataclass(slots=True, eq=False)
-class _VirtualTimer:
+class _VirtualTimer(msgspec.Struct, eq=False):
     clock: VirtualClock
     callback: Callable[..., object]
     args: tuple[Any, ...]
@@ -95,10 +95,10 @@ class VirtualClock:
         if seconds <= 0:
             await asyncio.sleep(0)
             return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.call_at(self._now + seconds, _set_done, done)
+        done = asyncio.Event()
+        timer = self.call_at(self._now + seconds, done.set)
         try:
-            await done
+            await done.wait()
         finally:
             timer.cancel()
 
@@ -147,8 +147,3 @@ class VirtualClock:
         """Run the loop a number of times, so that woken tasks finish or wait again."""
         for _ in range(turns):
             await asyncio.sleep(0)
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -15,10 +15,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from gatekeeper import Config, Denied, HostRule, guarded_connector
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
-from gatekeeper.storage import MemoryStorage
 from gatekeeper.testing import ScriptedGate, drive
 from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.audit.conftest import chains_of, config_of
+from tests.memory_storage import MemoryStorage
 
 Read = Callable[..., list[dict[str, Any]]]
 A = "https://a.example"

@@ -16,8 +16,8 @@ from gatekeeper.fetching.faults import Uptime
 from gatekeeper.fetching.outcomes import GUARD_REFUSALS, Outcome, Retrieval
 from gatekeeper.fetching.records import OriginAnswer, Record
 from gatekeeper.split_dict import SplitDict
-from gatekeeper.storage import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
+from tests.memory_storage import MemoryStorage
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 

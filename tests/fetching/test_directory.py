@@ -15,7 +15,6 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.storage import MemoryStorage
 from tests.fetching.directories import (
     DAY,
     HOUR,
@@ -27,6 +26,7 @@ from tests.fetching.directories import (
     house,
     lasting,
 )
+from tests.memory_storage import MemoryStorage
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 GONE = Retrieval(outcome=Outcome.NO_FILE, status=404)

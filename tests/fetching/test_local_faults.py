@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from gatekeeper.storage import MemoryStorage
 from tests.fetching.directories import DAY, House, file, house
+from tests.memory_storage import MemoryStorage
 
 REFUSED = Retrieval(outcome=Outcome.CONNECT_FAILED)
 CUT_OFF = Retrieval(outcome=Outcome.DNS_FAILURE)

@@ -9,9 +9,9 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from gatekeeper.storage import MemoryStorage
 from gatekeeper.storage.base import OriginRecord
 from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, Source, file, house, lasting
+from tests.memory_storage import MemoryStorage
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 

@@ -19,8 +19,8 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.gate.robots_pacing import PARKED
-from gatekeeper.storage import MemoryStorage
 from tests.internet import CloseSilently, Fail, FakeInternet, Hold, Page
+from tests.memory_storage import MemoryStorage
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
 

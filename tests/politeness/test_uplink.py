@@ -13,9 +13,9 @@ from gatekeeper import Deferred, Gatekeeper, polite_session
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
-from gatekeeper.storage import MemoryStorage
 from tests.effort import some_of
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
+from tests.memory_storage import MemoryStorage
 from tests.pacing_support import scopes_of
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config

@@ -13,7 +13,6 @@ import pytest
 from gatekeeper.config import StorageConfig
 from gatekeeper.storage import (
     ClockRecord,
-    MemoryStorage,
     OriginRecord,
     SqliteStorage,
     Storage,
@@ -21,6 +20,7 @@ from gatekeeper.storage import (
     pack_body,
     unpack_body,
 )
+from tests.memory_storage import MemoryStorage
 from tests.storage.inside import history_bytes
 
 ORIGIN = "https://a.example"

@@ -18,21 +18,7 @@ from gatekeeper.storage.writer import Committer
 
 
 class MemoryStorage:
-    """A `Storage` in memory, for gates without persistence and for tests of code that uses one.
-
-    It has the tables of the file and their bounds: `config.max_origins` origins, apart from those
-    to which something is owed, `config.history_versions` versions per origin, and
-    `config.history_bytes` bytes of history in total. The ledger that puts clocks bounds their
-    number.
-
-    >>> import asyncio
-    >>> async def remember():
-    ...     storage = MemoryStorage()
-    ...     storage.promise(ClockRecord(scope="a.example", next_at=5.0))
-    ...     return await storage.load_clock("a.example")
-    >>> asyncio.run(remember()).next_at
-    5.0
-    """
+    """A storage in memory, with the tables of the file and their bounds."""
 
     def __init__(self, *, config: StorageConfig | None = None) -> None:
         self._connection = schema.connect_in_memory()
@@ -79,22 +65,12 @@ class MemoryStorage:
         """Store a clock."""
         self._committer.commit(WriteBatch(clocks={record.scope: record}))
 
-    def promise(self, record: ClockRecord) -> None:
-        """Store a clock; there is no journal."""
-        self.put_clock(record)
+    promise = owe = put_clock  # there is no journal
 
-    def owe(self, record: ClockRecord) -> None:
-        """Store a clock, as `promise` does."""
-        self.promise(record)
-
-    @property
-    def failing(self) -> None:
-        """Always None: nothing can fail."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Always False: no space can run out."""
-        return False
+    failing: None = None
+    """Nothing can fail."""
+    exhausted: bool = False
+    """No space can run out."""
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Do nothing: `failing` never changes."""
