@@ -12,7 +12,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -22,25 +21,24 @@ from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.sidecar.routing import ANY, FORWARD_AUTH, Call, Problem, Route
-
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
+from gatekeeper.sidecar.routing import ANY, FORWARD_AUTH, Call, Problem, Routes
+from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
-
+ROUTES: Routes[Service] = Routes(probe=True)
 
 _ANY_AGENT = "*"
 """The agent of a visitor without a User-Agent; never this gate's own."""
 
 
+@ROUTES.add(ANY, FORWARD_AUTH + "/{rest*}")
+@ROUTES.add(ANY, FORWARD_AUTH, answers={200: None}, problems=(403, 404))
 async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 if the visitor may pass, 403 if not: nginx answers other statuses with a 500."""
     if not service.config.server.forward_auth:
         if call.request.method not in ("GET", "HEAD"):  # as for any path: the contract lists GET
-            raise Problem(
-                405, "method", "this path accepts only GET, HEAD", headers={"Allow": "GET, HEAD"}
-            )
+            allow = {"Allow": "GET, HEAD"}
+            raise Problem(405, "method", "this path accepts only GET, HEAD", headers=allow)
         raise Problem(404, "not-found", "server.forward_auth is off")
     peer = call.request.remote
     if peer and peer not in service.trusted_peers:
@@ -109,12 +107,6 @@ async def _decide(service: Service, call: Call) -> Decision:
     if decision is None:
         decision = parts.decider.unknown(url, target, token, parts.questions.moment())
     return decision
-
-
-ROUTES = (
-    Route(ANY, FORWARD_AUTH, forward_auth, answers={200: None}, problems=(403, 404), probe=True),
-    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, probe=True),
-)
 
 
 # --- The URL that a proxy's subrequest asks about, from its headers, which must be unambiguous.
