@@ -23,25 +23,19 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gatekeeper.clock import OwnedTasks
+from gatekeeper.clock import OwnedTasks, SingleTimer, SystemClock
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar import channel
+from gatekeeper.sidecar import channel, listening
 from gatekeeper.sidecar.channel import Channel, HandOver, Message
 from gatekeeper.sidecar.inline import NotPlainError, Request, read
-from gatekeeper.sidecar.listening import (
-    QUESTION_PATH,
-    address_of,
-    loop_factory,
-    raise_file_limit,
-    rare_collections,
-)
 from gatekeeper.sidecar.logs import set_up_logging
-from gatekeeper.sidecar.replica import Replica
+from gatekeeper.sidecar.replica import Replica, SharedRecord
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
+_CLOCK: Final = SystemClock()
 
 _REPORT_SECONDS: Final = 0.2
 """Seconds between two reports of the counts to the owner."""
@@ -77,13 +71,13 @@ class _WorkerConnection(asyncio.Protocol):
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = SingleTimer(_CLOCK, self.pass_on)
         self._remote: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start reading, or pass the connection on if this worker has too many."""
         self.transport = cast("asyncio.Transport", transport)
-        self._remote = address_of(transport)
+        self._remote = listening.address_of(transport)
         worker = self._worker
         worker.clients.add(self)
         full = len(worker.clients) > worker.max_connections
@@ -97,7 +91,7 @@ class _WorkerConnection(asyncio.Protocol):
         """Remove the connection from the worker."""
         self._worker.clients.discard(self)
         self._waiting = False
-        self._stop_timer()
+        self._timer.cancel()
 
     def pause_writing(self) -> None:
         """Read no further requests from a client that does not read its answers."""
@@ -125,7 +119,7 @@ class _WorkerConnection(asyncio.Protocol):
         except NotPlainError:
             self.pass_on()
             return
-        if request is not None and not request.target.startswith(QUESTION_PATH):
+        if request is not None and not request.target.startswith(listening.QUESTION_PATH):
             self.pass_on()
         elif request is not None and not request.missing:
             self._answer_question(request)
@@ -141,7 +135,7 @@ class _WorkerConnection(asyncio.Protocol):
         if answer is not None:
             self.transport.write(answer)
             self._unanswered, self._answered = b"", True
-            self._stop_timer()
+            self._timer.cancel()
         elif worker.missing_origin is None or request.method != "GET":
             self.pass_on()  # a batch may lack the records of many origins
         else:
@@ -150,8 +144,7 @@ class _WorkerConnection(asyncio.Protocol):
             self._wait()
 
     def _wait(self) -> None:
-        if self._timer is None:
-            self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
+        self._timer.set_no_later(_CLOCK.monotonic() + _WAIT_SECONDS)
 
     def retry(self) -> None:
         """Try again, now that the owner has sent the record."""
@@ -171,23 +164,18 @@ class _WorkerConnection(asyncio.Protocol):
         transport = self.transport
         if transport.is_closing():
             return
-        self._stop_timer()
+        self._timer.cancel()
         self._waiting = False
         if not self._passing_on:
             self._passing_on = True
             transport.pause_reading()
         if transport.get_write_buffer_size():
-            self._timer = self._worker.loop.call_later(_POLL_SECONDS, self.pass_on)
+            self._timer.set(_CLOCK.monotonic() + _POLL_SECONDS)
             return
         fd = transport.get_extra_info("socket").fileno()
         self._worker.channel.send(HandOver(self._unanswered), fd)
         self._worker.clients.discard(self)
         transport.abort()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class _WorkerProcess:
@@ -215,11 +203,11 @@ class _WorkerProcess:
         self._tasks = OwnedTasks()
         self._opening = OwnedTasks()
         """Tasks of connections that were accepted and are not among `clients` yet."""
-        self._report_timer: asyncio.TimerHandle | None = None
+        self._report_timer = SingleTimer(_CLOCK, self._report)
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
             channel.Configure: self._configure,
-            channel.SharedRecord: self._store_record,
+            SharedRecord: self._store_record,
             channel.DropRecords: self._drop_records,
             channel.ClientAtLimit: self._on_client_limit,
             channel.Sync: self._on_sync,
@@ -274,16 +262,14 @@ class _WorkerProcess:
         else:
             self._replica.adjust(config)
             self._service.apply_config(config, tokens)
-        self.max_request = config.server.max_body + 2 * config.server.max_header
+        self.max_header = config.server.max_header
+        self.max_request = config.server.max_body + 2 * self.max_header
         self._replica.follow_rules(message.rules)
 
     def _start(self, message: channel.Configure, tokens: Tokens) -> None:
         config = message.config
         set_up_logging(config.server)
         self._replica = Replica(message.identity, config, wanted=self._request_record)
-        for address, port in message.addresses:
-            if (guard := self._replica.gate.parts.guard) is not None:
-                guard.listens_on(address, port)  # T3
         self._service = Service(
             self._replica.gate,
             config,
@@ -291,14 +277,13 @@ class _WorkerProcess:
             answers=self._replica,
             tokens=tokens,
             addresses=message.addresses,
-            version=message.version,
         )
-        self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
+        self.max_connections = listening.raise_file_limit().clients
         self._tasks.start(self._service.log.run())
         self.channel.send(channel.Ready())
 
-    def _store_record(self, message: channel.SharedRecord) -> None:
-        self._replica.take_in(message.origin, message.record)
+    def _store_record(self, message: SharedRecord) -> None:
+        self._replica.take_in(message)
         for client in self.waiting.pop(message.origin, ()):
             client.retry()
 
@@ -342,8 +327,8 @@ class _WorkerProcess:
         if self._service is None or self._service.inline is None:
             return None
         answer = self._service.inline(request, remote, transport)
-        if answer is not None and self._report_timer is None:
-            self._report_timer = self.loop.call_later(_REPORT_SECONDS, self._report)
+        if answer is not None:
+            self._report_timer.set_no_later(_CLOCK.monotonic() + _REPORT_SECONDS)
         return answer
 
     async def _sweep(self) -> None:
@@ -369,9 +354,7 @@ class _WorkerProcess:
 
     def _report(self) -> None:
         """Send the owner what was counted since the previous call."""
-        if self._report_timer is not None:
-            self._report_timer.cancel()
-            self._report_timer = None
+        self._report_timer.cancel()
         if (service := self._service) is None:
             return
         feed = service.operators.feed
@@ -383,15 +366,12 @@ class _WorkerProcess:
         self._logged = written, dropped
         self.channel.send(
             channel.WorkerCounts(
-                requests=[(*key, n) for key, n in service.metrics.drain_requests().items()],
-                decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
-                origins=[
-                    (origin, one.allow, one.deny, one.defer)
-                    for origin, one in feed.take_counts().items()
-                ],
+                requests=service.metrics.drain_requests(),
+                decisions=decisions,
+                origins=feed.take_counts(),
                 notes=notes,
                 unnoted=count - sum(one.count for one in notes),
-                refused=dict(refused),
+                refused=refused,
                 logged=logged,
                 connections=len(self.clients),
             )
@@ -403,7 +383,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and acts on them
     os.environ.pop("NOTIFY_SOCKET", None)
-    with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+    factory = listening.loop_factory()
+    with listening.rare_collections(), asyncio.Runner(loop_factory=factory) as runner:
         why = runner.run(_serve(socket.socket(fileno=int(sys.argv[-1]))))
     if why is not None:
         _log.error("%s", why)

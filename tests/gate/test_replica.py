@@ -68,7 +68,7 @@ async def test_a_replica_decides_like_the_gate_whose_records_it_has(
     await gate.check(URLS[0])
     record = shared_record(gate, "http://a.test")
     assert record is not None
-    other.take_in("http://a.test", record)
+    other.take_in(record)
     for _ in range(6):  # from the text, and from its rules
         for url in URLS:
             mine = other.decide(url, user_agent=agent)
@@ -85,7 +85,7 @@ async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeep
     await gate.check(urls[0])
     record = shared_record(gate, "http://a.test")
     assert record is not None
-    other.take_in("http://a.test", record)
+    other.take_in(record)
     for url in ("http://cold.test/", "nonsense"):
         assert other.decide_all([*urls, url]) is None
         assert not any(other.drain_counts())
@@ -116,7 +116,7 @@ async def test_a_replica_follows_a_forgotten_record_and_a_new_rule_at_once(
         return None if decision is None else decision.verdict
 
     for _ in range(6):
-        other.take_in("http://a.test", record)
+        other.take_in(record)
         assert verdict() is Verdict.ALLOW
         other.follow_rules([HostRule(match="a.test", robots="deny")])
         assert verdict() is Verdict.DENY
@@ -124,7 +124,7 @@ async def test_a_replica_follows_a_forgotten_record_and_a_new_rule_at_once(
         assert verdict() is Verdict.ALLOW
         other.forget(["http://a.test"])
         assert verdict() is None
-        other.take_in("http://a.test", record)
+        other.take_in(record)
         other.adjust(Config(guard=GuardConfig(allow=("127.0.0.0/8",), deny=("a.test",))))
         assert verdict() is Verdict.DENY
         other.adjust(CONFIG)
@@ -158,5 +158,5 @@ def test_a_configuration_goes_from_process_to_process_as_it_is() -> None:
         server=ServerConfig(workers=3, allowed_hosts=("x",)),
         guard=GuardConfig(allow=("10.0.0.0/8",)),
     )
-    sent = Configure(config, (), list(config.host), "a", "1.0", [("127.0.0.1", 80)])
+    sent = Configure(config, (), list(config.host), "a", [("127.0.0.1", 80)])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Configure) == sent
