@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,12 +26,10 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason
 from gatekeeper.errors import LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease import Lease
 from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.sidecar.routing import Problem
-
-if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
 
 
 class LeaseWaiter(msgspec.Struct, eq=False):
@@ -106,7 +102,7 @@ class LeaseWaiters:
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
-        self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
+        self._by_client: dict[str, dict[LeaseWaiter, None]] = {}
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
         """By client and host."""
         self._arrivals = itertools.count()
@@ -164,7 +160,7 @@ class LeaseWaiters:
             if not self.displace_waiter(client, problem):
                 raise problem
         waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
-        self._by_client.setdefault(client, OrderedDict())[waiter] = None
+        self._by_client.setdefault(client, {})[waiter] = None
         self._size += 1
         try:
             async with asyncio.timeout(None) as wait_timeout:
