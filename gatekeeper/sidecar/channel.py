@@ -48,10 +48,10 @@ class HandOver(_TaggedMessage, frozen=True):
     """Octets that were read from the connection and not answered."""
 
 
-class DropRecords(_TaggedMessage, frozen=True):
-    """To a worker: drop the records of these origins."""
+class DropRecord(_TaggedMessage, frozen=True):
+    """To a worker: drop the record of this origin, if there is one."""
 
-    origins: list[str]
+    origin: str
 
 
 class ClientAtLimit(_TaggedMessage, frozen=True):
@@ -107,7 +107,7 @@ class WorkerCounts(_TaggedMessage, frozen=True):
     """Number of open connections."""
 
 
-ToWorker = Configure | HandOver | SharedRecord | DropRecords | ClientAtLimit | Sync | Stop
+ToWorker = Configure | HandOver | SharedRecord | DropRecord | ClientAtLimit | Sync | Stop
 FromWorker = HandOver | Ready | RecordRequest | Synced | WorkerCounts
 Message = ToWorker | FromWorker
 

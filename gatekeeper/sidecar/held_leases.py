@@ -29,7 +29,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 import os
 import secrets
@@ -595,26 +594,19 @@ def _line(lease: OpenLease) -> str:
     url = lease.url
     if not url.isprintable() or " " in url:
         url = quote(url, safe=_UNQUOTED)  # a space or a line end would break the line's format
-    agent, client = _quoted(lease.agent or ""), _quoted(lease.client or "")
+    agent, client = quote(lease.agent or "", safe=""), quote(lease.client or "", safe="")
     return (
         f"+ {lease.id} {lease.expires_at:.3f} {url} {agent} {client} "
         f"{lease.ttl:.3f} {lease.boot_id} {lease.boot_at:.3f}\n"
     )
 
 
-@functools.lru_cache(maxsize=1024)  # many leases have few clients and fewer agents
-def _quoted(text: str) -> str:
-    return quote(text, safe="")
-
-
 def _read(path: Path) -> dict[str, OpenLease]:
     """Read the open leases from the journal, by id. Malformed lines are skipped."""
     leases: dict[str, OpenLease] = {}
-    if not path.exists():
-        return leases
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n")[:-1]:
         parts = line.split(" ")
         if parts[0] == "-" and len(parts) == 2:

@@ -126,19 +126,16 @@ class LeaseWaiters:
     def close(self) -> None:
         """End all waits with a 503 and accept no further ones."""
         self.closed = True
-        for waiters in list(self._by_client.values()):
-            for waiter in list(waiters):
-                waiter.end(draining())
+        for waiter in list(self):
+            waiter.end(draining())
 
     def displace_waiter(self, client: str, problem: Problem) -> bool:
         """End the newest wait of the client that has most, if it has more than `client` will have.
 
         Return whether there was such a client.
         """
-        if not self._by_client:
-            return False
         # A scan of the clients: as many as there are tokens, certificates or local addresses.
-        most = max(self._by_client.values(), key=len)
+        most = max(self._by_client.values(), key=len, default={})
         if len(most) <= len(self._by_client.get(client, ())) + 1:
             return False
         waiter = next(reversed(most))

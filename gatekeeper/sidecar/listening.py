@@ -54,21 +54,15 @@ class _OwnedUnixSocket(socket.socket):
             self.bind(str(path))
         finally:
             os.umask(previous)
-        self._path = path
-        self._own_file = _device_and_inode(path)
+        self._path, self._own_file = path, path.lstat()
 
     def close(self) -> None:
         """Remove the file, unless a successor has replaced it, and close the socket."""
         path, self._path = self._path, None
         with contextlib.suppress(OSError):
-            if path is not None and _device_and_inode(path) == self._own_file:
+            if path is not None and os.path.samestat(path.lstat(), self._own_file):
                 path.unlink()
         super().close()
-
-
-def _device_and_inode(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
 
 
 _SOCKET = "--socket or server.socket"

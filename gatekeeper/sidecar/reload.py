@@ -137,14 +137,11 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> Callable[[], Rel
     applied, restart = _compare(old, config, files)
 
     def put_in_force() -> Reloaded:
-        done = Reloaded(applied=applied, needs_restart=restart)
-        if renewed is not None:
-            own_applied, own_restart = service.certificates.apply(renewed)
-            done.applied.extend(own_applied)
-            done.needs_restart.extend(own_restart)
+        for name in () if renewed is None else service.certificates.apply(renewed):
+            (restart if name == "server.tls_client_ca" else applied).append(name)
         _adjust(service.gate, merged)
-        service.apply_config(merged, tokens, restart_required=done.needs_restart)
-        return done
+        service.apply_config(merged, tokens, restart_required=restart)
+        return Reloaded(applied=applied, needs_restart=restart)
 
     return put_in_force
 

@@ -100,10 +100,9 @@ class Replica(GateAnswers):
         until = sent.expires, sent.fresh_until
         self._records.put(Record(sent.origin, fetch, answer, *until, text=text, good=answer))
 
-    def forget(self, origins: Iterable[str]) -> None:
-        """Drop the records of these origins."""
-        for origin in origins:
-            self._records.drop(origin)
+    def forget(self, origin: str) -> None:
+        """Drop the record of an origin, if there is one."""
+        self._records.drop(origin)
 
     def follow_rules(self, rules: Iterable[HostRule]) -> None:
         """Replace all rules about hosts by these."""
@@ -120,10 +119,6 @@ class Replica(GateAnswers):
         # Records stay valid: the settings that they depend on change only with a restart.
         self.gate.config = config
         self._decider.adjust(config)
-
-    def close(self) -> None:
-        """Drop its records. Idempotent."""
-        self._decider.clear()
 
     # -- counters --------------------------------------------------------------------
 

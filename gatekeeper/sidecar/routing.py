@@ -303,15 +303,12 @@ class Problem(Exception):
 
     def response(self, request_id: str | None = None) -> web.Response:
         """Return the response to the request with that id."""
-        headers = {"Server": "gatekeeper", **wire.SANDBOXED, **self.headers}
+        headers = {"Content-Type": wire.PROBLEM_JSON, "Server": "gatekeeper", **wire.SANDBOXED}
+        headers |= self.headers
         if self.wait is not None:
             headers["Retry-After"] = wire.retry_after(self.wait)
-        return web.Response(
-            status=self.status,
-            body=msgspec.json.encode(self.document(request_id)),
-            content_type=wire.PROBLEM_JSON,
-            headers=headers,
-        )
+        body = msgspec.json.encode(self.document(request_id))
+        return web.Response(status=self.status, body=body, headers=headers)
 
 
 # --- Reading query strings and bodies, and writing responses.

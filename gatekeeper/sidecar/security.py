@@ -56,9 +56,8 @@ class Networks:
             ip = ipaddress.ip_address(str(address).partition("%")[0])
         except ValueError:
             return False
-        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        return any(ip.version == net.version and ip in net for net in self._ranges)
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        return any(ip in network for network in self._ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +324,9 @@ class ClientLimits:
         requests, and when it falls below it again."""
         self._clock = clock
         self._on_limit = on_limit or (lambda client, at_limit: None)
-        self.adjust(server)
         self._under_way: dict[str, int] = {}
         """Requests under way, by client."""
+        self.adjust(server)
         # The bucket unused for the longest time is the fullest: full is as good as absent.
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(_MAX_BUCKETS)
         """Token buckets by client: level, and the monotonic moment of the level."""
@@ -338,9 +337,10 @@ class ClientLimits:
 
         In a worker the owner tells afterwards which clients are at the new limit.
         """
-        self._at_limit_elsewhere: set[str] = set()
-        self._max_concurrent = server.client_concurrency
+        most = self._max_concurrent = server.client_concurrency
         self._rate = server.client_rate
+        self.at_limit: set[str] = {one for one, n in self._under_way.items() if n >= most}
+        """The clients at their limit of concurrent requests; in a worker as the owner counts."""
 
     def samples(self) -> Samples:
         """Return the samples for /metrics: sums, since client addresses are unbounded (T10)."""
@@ -360,31 +360,18 @@ class ClientLimits:
             self._take_token(client, self._rate)
         self._under_way[client] = under_way + 1
         if under_way + 1 == self._max_concurrent:
+            self.at_limit.add(client)
             self._on_limit(client, True)
 
     def may_skip(self, client: str) -> bool:
         """Return whether a request answered inline may skip `enter`: no limit can affect it."""
-        if client in self._at_limit_elsewhere:
-            return False
-        return self._rate is None and self._under_way.get(client, 0) < self._max_concurrent
-
-    def set_at_limit(self, client: str, at_limit: bool) -> None:
-        """Note whether a client is at its limit, as counted by the owner process."""
-        if at_limit:
-            self._at_limit_elsewhere.add(client)
-        else:
-            self._at_limit_elsewhere.discard(client)
-
-    @property
-    def at_limit(self) -> list[str]:
-        """The clients at their limit of concurrent requests."""
-        most = self._max_concurrent
-        return [client for client, under_way in self._under_way.items() if under_way >= most]
+        return self._rate is None and client not in self.at_limit
 
     def leave(self, client: str) -> None:
         """Count a request that ends."""
         under_way = self._under_way[client] - 1
         if under_way + 1 == self._max_concurrent:
+            self.at_limit.discard(client)
             self._on_limit(client, False)
         if under_way:
             self._under_way[client] = under_way
@@ -440,20 +427,18 @@ class Certificates:
         new = Certificates(server, self._authorities)
         return None if new._files == self._files else new
 
-    def apply(self, new: Certificates) -> tuple[list[str], list[str]]:
+    def apply(self, new: Certificates) -> list[str]:
         """Present the new certificate from the next connection on. Reads no files and can't fail.
 
-        Return the settings whose files are in force now, and those that need a restart. The latter
-        is the case for `tls_client_ca`: a client admitted by an authority that was removed could
-        resume its TLS session.
+        Return the settings whose files have changed. Certificate and key are in force now. The
+        authorities need a restart: a client admitted by one that was removed could resume its TLS
+        session.
         """
         changed = [name for name, text in new._files.items() if text != self._files[name]]
-        pair = [f"server.{name}" for name in changed if name in _PAIR]
-        restart = [f"server.{name}" for name in changed if name not in _PAIR]
-        if pair:
+        if not set(changed).isdisjoint(_PAIR):
             self.context = new.context
             self._files |= {name: new._files[name] for name in _PAIR}
-        return pair, restart
+        return [f"server.{name}" for name in changed]
 
     def _make_context(self) -> ssl.SSLContext | None:
         if not self._paths:
@@ -542,10 +527,7 @@ def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> N
 
 def exposed_address(names: Iterable[tuple[str, int]]) -> str | None:
     """Describe the first address that other machines can reach. Return None if there is none."""
-    for address, port in names:
-        if not is_loopback(address):
-            return f"{address} port {port}"
-    return None
+    return next((f"{host} port {port}" for host, port in names if not is_loopback(host)), None)
 
 
 def accepted_hosts(server: ServerConfig, names: Iterable[tuple[str, int]]) -> frozenset[str]:

@@ -208,7 +208,7 @@ class _WorkerProcess:
         self._handlers: dict[type, Callable[[Any], object]] = {
             channel.Configure: self._configure,
             SharedRecord: self._store_record,
-            channel.DropRecords: self._drop_records,
+            channel.DropRecord: self._drop_record,
             channel.ClientAtLimit: self._on_client_limit,
             channel.Sync: self._on_sync,
             channel.Stop: lambda _message: self.stop(None),
@@ -229,8 +229,6 @@ class _WorkerProcess:
         finally:
             await self._tasks.close()
             await self._opening.close()
-            if self._service is not None:
-                self._replica.close()
             self.channel.close()
         return why
 
@@ -287,15 +285,15 @@ class _WorkerProcess:
         for client in self.waiting.pop(message.origin, ()):
             client.retry()
 
-    def _drop_records(self, message: channel.DropRecords) -> None:
-        self._replica.forget(message.origins)
-        for origin in message.origins:
-            for client in self.waiting.pop(origin, ()):
-                client.pass_on()
+    def _drop_record(self, message: channel.DropRecord) -> None:
+        self._replica.forget(message.origin)
+        for client in self.waiting.pop(message.origin, ()):
+            client.pass_on()
 
     def _on_client_limit(self, message: channel.ClientAtLimit) -> None:
         if self._service is not None:
-            self._service.clients.set_at_limit(message.client, message.at_limit)
+            at_limit = self._service.clients.at_limit
+            (at_limit.add if message.at_limit else at_limit.discard)(message.client)
 
     def _on_sync(self, message: channel.Sync) -> None:
         self._report()

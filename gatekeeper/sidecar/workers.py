@@ -134,7 +134,6 @@ class Workers:
         self._round = itertools.count()
         self._sync_numbers = itertools.count(1)
         self._progress = asyncio.Event()
-        self._changed: set[str] = set()
         self.owner: Owner  # set by the service of this process
         self._server: Server  # inside `serving`
         self._tasks = OwnedTasks()
@@ -167,14 +166,13 @@ class Workers:
         for worker in workers:
             worker.ready = False
             worker.send(channel.Stop())
-        if workers:
-            waits = [asyncio.ensure_future(one.process.wait()) for one in workers]
-            _, late = await asyncio.wait(waits, timeout=SYNC_SECONDS)
-            for wait in late:
-                wait.cancel()
-            for worker in workers:
-                worker.kill("did not end")
-                worker.channel.read_rest()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SYNC_SECONDS):
+                for worker in workers:
+                    await worker.process.wait()
+        for worker in workers:
+            worker.kill("did not end")
+            worker.channel.read_rest()
 
     async def _watch(self) -> None:
         """Kill workers that hang, since their clients would wait."""
@@ -280,10 +278,11 @@ class Workers:
             self._configure(worker)
 
     def learnt(self, record: Record) -> None:
-        """Make the workers drop their record of an origin that is about to be stored anew."""
-        if not self._changed:
-            asyncio.get_running_loop().call_soon(self._drop_changed)
-        self._changed.add(record.origin)
+        """Make the workers drop their record of an origin that is about to be stored anew.
+
+        They ask for the new one by a message, which is read after it was stored.
+        """
+        self._broadcast(channel.DropRecord(record.origin))
 
     rules_changed = send_configuration  # the operator's rules about hosts are part of it
 
@@ -291,17 +290,11 @@ class Workers:
         """Tell every worker that a client reached its limit, or fell below it again."""
         self._broadcast(channel.ClientAtLimit(client, at_limit))
 
-    def _drop_changed(self) -> None:
-        changed, self._changed = self._changed, set()
-        if changed:
-            self._broadcast(channel.DropRecords(list(changed)))
-
     async def settle(self) -> None:
         """Return when every worker follows all that was sent, and has reported all its counts.
 
         A worker that does not within five seconds is killed.
         """
-        self._drop_changed()
         number = next(self._sync_numbers)
         waiting = [one for one in self._workers.values() if one.ready]
         now = asyncio.get_running_loop().time()
@@ -333,7 +326,7 @@ class Workers:
         elif isinstance(message, channel.RecordRequest):
             # Without a record the worker passes the connections on that wait for it.
             record = shared_record(self.owner.gate, message.origin)
-            worker.send(record or channel.DropRecords([message.origin]))
+            worker.send(record or channel.DropRecord(message.origin))
         elif isinstance(message, channel.Synced):
             worker.synced, worker.sync_sent_at = message.number, math.inf
             self._wake()

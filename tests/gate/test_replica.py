@@ -77,7 +77,6 @@ async def test_a_replica_decides_like_the_gate_whose_records_it_has(
     assert sum(told.values()) == 6 * len(URLS)
     assert sum(refused.values()) > 0
     assert not any(other.drain_counts())
-    other.close()
 
 
 async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeeper) -> None:
@@ -93,7 +92,6 @@ async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeep
     assert decided is not None
     assert all(map(same, decided, await gate.check_all(urls)))
     assert sum(other.drain_counts()[0].values()) == 3
-    other.close()
 
 
 async def test_only_records_that_need_nothing_but_their_text_are_shared(gate: Gatekeeper) -> None:
@@ -122,14 +120,13 @@ async def test_a_replica_follows_a_forgotten_record_and_a_new_rule_at_once(
         assert verdict() is Verdict.DENY
         other.follow_rules([])
         assert verdict() is Verdict.ALLOW
-        other.forget(["http://a.test"])
+        other.forget("http://a.test")
         assert verdict() is None
         other.take_in(record)
         other.adjust(Config(guard=GuardConfig(allow=("127.0.0.0/8",), deny=("a.test",))))
         assert verdict() is Verdict.DENY
         other.adjust(CONFIG)
         assert verdict() is Verdict.ALLOW  # the record stays
-    other.close()
 
 
 async def test_a_replica_is_told_of_each_record_and_each_rule(gate: Gatekeeper) -> None:

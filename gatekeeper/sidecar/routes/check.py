@@ -16,16 +16,9 @@ from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.inline import InlineCall, read_inline_body
-from gatekeeper.sidecar.routing import (
-    CHECK,
-    Call,
-    Problem,
-    Routes,
-    decode,
-    json_response,
-    read_query,
-)
+from gatekeeper.sidecar.routing import CHECK, Call, Problem, Routes, json_response
 from gatekeeper.sidecar.service import Service
 from gatekeeper.sites.lint import coding_findings
 
@@ -61,8 +54,8 @@ async def check_url(service: Service, call: Call) -> web.StreamResponse:
 def _read_question(text: str) -> CheckQuery:
     """Read the query string of a question. Raises Problem 400."""
     if text.startswith("url=") and "&" not in text:  # the usual form needs no dictionary
-        return CheckQuery(decode(text[4:]))
-    return read_query(text, CheckQuery)
+        return CheckQuery(routing.decode(text[4:]))
+    return routing.read_query(text, CheckQuery)
 
 
 def check_urls_inline(service: Service, call: InlineCall) -> bytes | None:

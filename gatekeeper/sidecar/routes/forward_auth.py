@@ -124,10 +124,8 @@ _FIELDS_READ = (
     "User-Agent",
 )
 _HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
-_IS_HOST = re.compile(_HOST)
-_IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
+_WHOLE_URL = re.compile(rf"(https?)://({_HOST})(/[^#]*)", re.DOTALL)
 """No request target holds a `#` (RFC 9112, 3.2): some readers would end the path there."""
-_WHOLE_URL = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
 def asked_url(request: web.BaseRequest) -> str:
@@ -146,22 +144,21 @@ def asked_url(request: web.BaseRequest) -> str:
     if rest.startswith("/"):
         paths.add(rest)
         hosts |= {host.lower() for host in _values(headers, "Host")}  # Envoy sends the visitor's
-    for whole in _values(headers, "X-Original-URL"):  # ingress-nginx
-        parts = _WHOLE_URL.fullmatch(whole)
+    for given in _values(headers, "X-Original-URL"):  # ingress-nginx
+        parts = _WHOLE_URL.fullmatch(given)
         if parts is None:
-            raise Problem(403, "no-target", "X-Original-URL is not an absolute URL")
+            raise Problem(403, "no-target", "X-Original-URL is not the absolute URL of a page")
         schemes.add(parts[1])
         hosts.add(parts[2].lower())
         paths.add(parts[3])
     scheme, path = _single(schemes, "X-Forwarded-Proto"), _single(paths, "the URI")
     host = _single(hosts or _values(headers, "Host"), "X-Forwarded-Host")
-    if scheme not in ("http", "https"):
-        raise Problem(403, "no-target", "X-Forwarded-Proto is neither http nor https")
-    if not _IS_HOST.fullmatch(host):
-        raise Problem(403, "no-target", "the host is not of the form name or name:port")
-    if not _IS_PATH.fullmatch(path):
-        raise Problem(403, "no-target", "the URI is not a path")
-    return f"{scheme}://{host}{path}"
+    url = f"{scheme}://{host}{path}"
+    whole = _WHOLE_URL.fullmatch(url)
+    if whole is None or whole.groups() != (scheme, host, path):
+        detail = "the scheme has to be http or https, the host name or name:port, the URI a path"
+        raise Problem(403, "no-target", detail)
+    return url
 
 
 def _values(headers: Mapping[str, str], *names: str) -> set[str]:
@@ -172,7 +169,6 @@ def _single(values: set[str], part: str) -> str:
     if len(values) > 1:
         raise Problem(403, "headers-disagree", f"two headers disagree about {part}")
     if not values:
-        raise Problem(
-            403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
-        )
+        detail = "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
+        raise Problem(403, "no-target", detail)
     return next(iter(values))
