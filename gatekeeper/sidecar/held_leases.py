@@ -162,9 +162,8 @@ class LeaseTable:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
                 target, why = urls.parse(wanted.url), "the journal of leases can't be written"
-                problem.decision = gate.parts.questions.no_lease(
-                    wanted.url, target, wanted.user_agent, why
-                )
+                no_lease = gate.parts.questions.no_lease
+                problem.decision = no_lease(wanted.url, target, wanted.user_agent, why)
             raise
 
     def acquire_nowait(

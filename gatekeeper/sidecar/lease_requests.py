@@ -40,7 +40,7 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     since: float
     """Monotonic moment at which it began to wait."""
     host: str
-    wait_timeout: asyncio.Timeout | None = None
+    wait_timeout: asyncio.Timeout
     """Timeout of the whole wait; `end` lets it expire, with `problem`."""
     problem: Problem | None = None
     rank: tuple[int, int] = (0, 0)
@@ -52,7 +52,7 @@ class LeaseWaiter(msgspec.Struct, eq=False):
 
     def end(self, problem: Problem) -> None:
         """End the wait with this response."""
-        if self.wait_timeout is not None and self.problem is None:
+        if self.problem is None:
             self.problem = problem
             self.wait_timeout.reschedule(asyncio.get_running_loop().time())
 
@@ -156,12 +156,12 @@ class LeaseWaiters:
             problem = full("requests wait for a lease already", self._max_waiting)
             if not self.displace_waiter(client, problem):
                 raise problem
-        waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
+        host, wait_timeout = urls.parse(wanted.url).host, asyncio.timeout(None)
+        waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), host, wait_timeout)
         self._by_client.setdefault(client, {})[waiter] = None
         self._size += 1
         try:
-            async with asyncio.timeout(None) as wait_timeout:
-                waiter.wait_timeout = wait_timeout
+            async with wait_timeout:
                 await self._wait_for_file(gate, wanted)
                 lease = await self._wait_in_queue(gate, waiter)
         except TimeoutError:

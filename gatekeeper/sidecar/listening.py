@@ -101,7 +101,7 @@ def diagnostics_address(server: ServerConfig) -> tuple[str, int] | None:
 _ADDRESS_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]\s/:@]+)):([0-9]{1,5})").fullmatch
 
 
-_BIND_REMEDIES = {
+_BIND_REMEDIES: dict[int | None, str] = {
     errno.EACCES: "this user needs a port above 1023, or CAP_NET_BIND_SERVICE; ",
     errno.EADDRINUSE: "another one may be running, ",
 }
@@ -528,10 +528,7 @@ class Server(web.Server):
     def _reject(self, connection: socket.socket) -> None:
         """Close a connection immediately: with 503, unless the client expects TLS first."""
         if not self.refused:
-            _log.error(
-                "%d connections are open; further ones get 503 (with TLS: are closed)",
-                self.max_connections,
-            )
+            _log.error("%d connections are open: others are turned away", self.max_connections)
         self.refused += 1
         with connection, contextlib.suppress(OSError):
             if self._tls() is None:

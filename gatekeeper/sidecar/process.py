@@ -248,10 +248,9 @@ def with_state(config: Config) -> Config:
         try:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"{path}: its directory can't be made ({error.strerror}); "
-                "give --storage PATH, or --storage memory"
-            ) from error
+            problem = f"its directory can't be made ({error.strerror})"
+            remedy = "give --storage PATH, or --storage memory"
+            raise ConfigError(f"{path}: {problem}; {remedy}") from error
     storage = msgspec.structs.replace(config.storage, path=path)
     return msgspec.structs.replace(config, storage=storage)
 

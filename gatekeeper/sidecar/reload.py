@@ -174,10 +174,8 @@ def refuse_new_groups(old: Config, new: Config) -> None:
     known = {group.name for group in old.group}
     for rule in new.host:
         if rule.group is not None and rule.group not in known:
-            raise ConfigError(
-                f"[[host]] match={rule.match!r}: the [[group]] {rule.group!r} takes effect "
-                "only after a restart"
-            )
+            setting = f"[[host]] match={rule.match!r}: the [[group]] {rule.group!r}"
+            raise ConfigError(f"{setting} takes effect only after a restart")
 
 
 def _compare(old: Config, new: Config, files: Set[str]) -> tuple[list[str], list[str]]:

@@ -423,7 +423,7 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     """
     # The usual spelling first; `content_type` parses the header.
     if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
-        detail = f"send the body with `Content-Type: {JSON}`, and {{}} if there is nothing to say"
+        detail = f"send the body with `Content-Type: {JSON}`, and {{}} where there is nothing to say"
         raise Problem(415, "media-type", detail)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")

@@ -132,9 +132,7 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     if warn and os.name == "posix" and mode & 0o044:
-        _log.warning(
-            "%s: others may read it (mode %04o); `chmod go-r` keeps it secret", where, mode
-        )
+        _log.warning("%s: others may read it (mode %04o): `chmod go-r` it", where, mode)
     return found
 
 
@@ -502,11 +500,8 @@ def _read_pems(paths: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
-    why = getattr(error, "reason", None) or error.strerror or str(error)
-    return ConfigError(
-        f"server.tls_*: {setting} {path} can't be read ({why.replace('_', ' ').lower()}): it may "
-        "be damaged or cut short"
-    )
+    why = str(getattr(error, "reason", None) or error.strerror or error).replace("_", " ").lower()
+    return ConfigError(f"server.tls_*: {setting} {path} may be damaged or cut short ({why})")
 
 
 # --- Checks of the configuration that need the file system or the open sockets.

@@ -518,8 +518,8 @@ class Service:
         holder = await self._holder(host, call)
         why, until = self.gate.parts.scheduler.held_up(host)
         retry_at = error.retry_at or (utc(until) if until else None)
-        wait, why = self.seconds_until(retry_at), None if why == "turn" else why
-        return Problem(429, "not-yet", f"{error}{holder}", wait=wait, held=holder, why=why)
+        wait, known = self.seconds_until(retry_at), None if why == "turn" else why
+        return Problem(429, "not-yet", f"{error}{holder}", wait=wait, held=holder, why=known)
 
     async def _holder(self, host: str, call: Call) -> Holder:
         """Describe the lease that holds the host; whose it is only to its client and admins (T15).

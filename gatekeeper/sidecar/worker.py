@@ -80,8 +80,7 @@ class _WorkerConnection(asyncio.Protocol):
         self._remote = listening.address_of(transport)
         worker = self._worker
         worker.clients.add(self)
-        full = len(worker.clients) > worker.max_connections
-        if full or worker.done.done():
+        if len(worker.clients) > worker.max_connections or worker.done.done():
             self.pass_on()
         elif self._unanswered:
             unanswered, self._unanswered = self._unanswered, b""
@@ -155,8 +154,7 @@ class _WorkerConnection(asyncio.Protocol):
     def sweep(self) -> None:
         """Close the connection if it was idle for too many sweeps."""
         self._idle_sweeps += 1
-        allowed = _MAX_IDLE_SWEEPS if self._answered else 1
-        if self._idle_sweeps > allowed:
+        if self._idle_sweeps > (_MAX_IDLE_SWEEPS if self._answered else 1):
             self.transport.close()
 
     def pass_on(self) -> None:

@@ -71,8 +71,7 @@ def check_workers(server: ServerConfig) -> None:
     """Check that the other settings allow workers. Raises ConfigError."""
     if server.workers and server.tls_cert is not None:
         raise ConfigError(
-            "server.workers: a connection with TLS can't be handed from process to process; leave "
-            "server.tls_cert out and put a proxy in front that ends TLS, or set workers to 0"
+            "server.workers: TLS can't be handed on; put a proxy in front that ends TLS, or set 0"
         )
     if server.workers and server.client_rate is not None:
         raise ConfigError(

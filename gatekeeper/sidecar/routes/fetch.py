@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import partial
 from typing import Annotated, Final
 
 import aiohttp
@@ -115,7 +116,10 @@ async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
     try:
         async with deadline(service.clock, seconds):
             return await _follow(service, call, query.url, service.clock.monotonic() + seconds)
-    except (Denied, LeaseTimeout):  # 403 or 429, for the first URL as for a redirect hop
+    except Denied as error:  # 403 or 429, for the first URL as for a redirect hop
+        service.decided(error.decision, call)
+        raise
+    except LeaseTimeout:
         raise
     except TimeoutError as error:
         raise Problem(504, "timeout", "the page did not come in time") from error
@@ -173,21 +177,17 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     Nobody waits while the service drains (T16). Raises LeaseTimeout if the lease does not come in
     time, until `end` (monotonic).
     """
+    cached = service.gate.peek(url)
+    if cached is not None:
+        refuse_page(service.gate, cached)
+    # Nobody waits for the end of a block or a pause: the client learns when to try again.
+    with contextlib.suppress(StorageError):  # the waiter gets the error
+        for view in await service.gate.why(url):
+            if view.kind in ("block", "pause"):
+                raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
-    try:
-        cached = service.gate.peek(url)
-        if cached is not None:
-            refuse_page(service.gate, cached)
-        # Nobody waits for the end of a block or a pause: the client learns when to try again.
-        with contextlib.suppress(StorageError):  # the waiter gets the error
-            for view in await service.gate.why(url):
-                if view.kind in ("block", "pause"):
-                    raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
-        wanted = wire.LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
-        lease = await service.leases.waiters.acquire(service.gate, wanted, call.client)
-    except Denied as error:
-        service.decided(error.decision, call)
-        raise
+    wanted = wire.LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
+    lease = await service.leases.waiters.acquire(service.gate, wanted, call.client)
     service.waited(service.clock.monotonic() - started)
     service.decided(lease.decision, call)
     return lease
@@ -280,7 +280,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
         since=None if query.since is None else parse_since(query.since),
         guess=query.guess,
         max_entries=query.max_entries,
-        take=lambda url: _lease(service, call, url, service.clock.monotonic() + _LIST_WAIT),
+        take=partial(_lease_for_list, service, call),
     )
     with open_stream(service, call.client), service.streams:
         async with contextlib.aclosing(found):
@@ -298,6 +298,15 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
                     return response
                 await response.write(wire.encode(entry) + b"\n")
                 entry = await _next_entry(service, found)
+
+
+async def _lease_for_list(service: Service, call: Call, url: str) -> Lease:
+    """Wait for a lease for one sitemap, as any client does (T15). The decision is logged (T20)."""
+    try:
+        return await _lease(service, call, url, service.clock.monotonic() + _LIST_WAIT)
+    except Denied as error:
+        service.decided(error.decision, call)
+        raise
 
 
 async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:

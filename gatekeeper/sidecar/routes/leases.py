@@ -50,10 +50,7 @@ async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
     started = service.clock.monotonic()
     try:
         held = await service.leases.acquire(
-            service.gate,
-            body,
-            call.client,
-            hung_up=lambda: transport is None or transport.is_closing(),
+            service.gate, body, call.client, lambda: transport is None or transport.is_closing()
         )
     except Denied as error:
         service.decided(error.decision, call)
