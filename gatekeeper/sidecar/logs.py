@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
 from aiohttp import web
@@ -28,9 +28,6 @@ from gatekeeper.sidecar.routing import METHODS, Problem, Route, Router
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
-
-
-_T = TypeVar("_T")
 
 
 class JsonFormatter(logging.Formatter):

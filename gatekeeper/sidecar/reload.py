@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -77,9 +77,6 @@ def needs_restart(name: str) -> bool:
     (False, True, True)
     """
     return name.partition(".")[0] not in LIVE_TABLES or name in RESTART
-
-
-_T = TypeVar("_T")
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):

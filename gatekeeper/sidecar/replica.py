@@ -73,12 +73,12 @@ class Replica(GateAnswers):
 
     def __init__(self, identity: str, config: Config, *, wanted: Callable[[str], object]) -> None:
         """`wanted(origin)` is called when a decision needs a record. Raises ConfigError."""
-        self._config = _for_replica(config)
+        config = _for_replica(config)
         self._refusals: Counter[str] = Counter()
-        super().__init__(Gatekeeper(identity, config=self._config))
+        super().__init__(Gatekeeper(identity, config=config))
         self._wanted = wanted
         self._records = RecordCache(
-            self._config, stored=True, records=self._decider.records, texts=self._decider.texts
+            config, stored=True, records=self._decider.records, texts=self._decider.texts
         )
         self._counted: Counter[tuple[Verdict, Reason]] = Counter()
 
@@ -95,7 +95,8 @@ class Replica(GateAnswers):
 
     def take_in(self, sent: SharedRecord) -> None:
         """Cache a record of the other process."""
-        fetch, answer = self._config.fetch, OriginAnswer(Outcome.named(sent.outcome), *sent.about)
+        fetch = self.gate.config.fetch
+        answer = OriginAnswer(Outcome.named(sent.outcome), *sent.about)
         text = None if sent.body is None else self._decider.texts.of(sent.body)
         until = sent.expires, sent.fresh_until
         self._records.put(Record(sent.origin, fetch, answer, *until, text=text, good=answer))
@@ -111,11 +112,10 @@ class Replica(GateAnswers):
 
     def adjust(self, config: Config) -> None:
         """Apply another configuration, except its rules about hosts. Raises ConfigError."""
-        config, old = _for_replica(config), self._config
+        config, old = _for_replica(config), self.gate.config
         guard = self._parts.guard
         if guard is not None and config.guard != old.guard:
             guard.adjust(config.guard)
-        self._config = config
         # Records stay valid: the settings that they depend on change only with a restart.
         self.gate.config = config
         self._decider.adjust(config)

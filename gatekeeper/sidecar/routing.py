@@ -353,9 +353,7 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 def read_query(text: str, kind: type[_T]) -> _T:
     """Read a query string into a struct. Raises Problem 400, also for unknown parameters."""
     fields: dict[str, str] = {}
-    for pair in text.split("&"):
-        if not pair:
-            continue
+    for pair in filter(None, text.split("&")):
         name, _, value = pair.partition("=")
         name, value = decode(name), decode(value)
         if name in fields:
@@ -423,7 +421,7 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     """
     # The usual spelling first; `content_type` parses the header.
     if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
-        detail = f"send the body with `Content-Type: {JSON}`, and {{}} where there is nothing to say"
+        detail = f"a body needs `Content-Type: {JSON}`, and {{}} where there is nothing to say"
         raise Problem(415, "media-type", detail)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")

@@ -476,8 +476,7 @@ class Certificates:
 
 def _tls_paths(server: ServerConfig) -> dict[str, str]:
     """Return the files that the settings of TLS name, by setting."""
-    paths = {name: getattr(server, name) for name in _TLS_SETTINGS}
-    return {name: path for name, path in paths.items() if path is not None}
+    return {name: path for name in _TLS_SETTINGS if (path := getattr(server, name)) is not None}
 
 
 def _read_pems(paths: Mapping[str, str]) -> dict[str, str]:
