@@ -26,7 +26,7 @@ from gatekeeper.sidecar.security import Token
 
 
 class _TaggedMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    pass
+    """A message: an array of the name of its class and its fields."""
 
 
 class Configure(_TaggedMessage, frozen=True):

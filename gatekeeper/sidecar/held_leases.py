@@ -441,10 +441,6 @@ _MAX_OPEN = 100_000
 _UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
 
 
-_DEFAULT_TTL = 60.0
-"""Seconds that a lease lasts if its line has no TTL: the default of a request for a lease."""
-
-
 class OpenLease(msgspec.Struct, frozen=True, gc=False):
     """A lease without an end in the journal: the fields of its line, in their order."""
 
@@ -456,8 +452,9 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
     """None for the service's own."""
     client: str | None = None
     """The client that holds the lease. None if unknown."""
-    ttl: float = _DEFAULT_TTL
-    """Seconds from its grant or renewal to its end."""
+    ttl: float = 60.0
+    """Seconds from its grant or renewal to its end; in a line without it, those of a request that
+    named none."""
     boot_id: str = ""
     boot_at: float = 0.0
     """Moment of its grant or renewal by the machine's boot clock; see `clock.Stamp`."""

@@ -209,9 +209,7 @@ def open_to_others(sockets: list[socket.socket]) -> str | None:
     namespace has no file, and so no protection. Our own sockets have mode 0600, those of systemd
     0666 by default.
     """
-    for sock in sockets:
-        if sock.family != socket.AF_UNIX:
-            continue
+    for sock in (one for one in sockets if one.family == socket.AF_UNIX):
         name = sock.getsockname()
         if not name or isinstance(name, bytes) or name.startswith("\0"):
             shown = name.decode(errors="replace") if isinstance(name, bytes) else name

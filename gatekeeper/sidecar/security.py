@@ -154,10 +154,8 @@ def _tokens_of(lines: list[bytes]) -> Tokens:
         if value in first:
             raise ConfigError(f"line {number}: a token that occurs twice, first in {first[value]}")
         if names[name] == _MAX_TOKENS_OF_CLIENT:
-            whose = f" of {name!r}" if name else ""
-            raise ConfigError(
-                f"line {number}: {names[name] + 1} tokens{whose}; each client has one or two"
-            )
+            given = f"{names[name] + 1} tokens" + (f" of {name!r}" if name else "")
+            raise ConfigError(f"line {number}: {given}; each client has one or two")
         if len(found) == _MAX_TOKENS:
             raise ConfigError(f"line {number}: more than {_MAX_TOKENS} tokens")
         first[value] = number
@@ -174,10 +172,8 @@ def _token_of(line: bytes, number: int) -> Token:
     roles, _, value = rest.partition(":")
     given = {role.strip() for role in roles.split(",")}
     if ":" in value or not value or not given <= set(Role):
-        raise ConfigError(
-            f"line {number}: write `token`, or `name:role:token` with the roles "
-            f"{', '.join(Role)} (several with commas)"
-        )
+        form = f"`name:role:token` with the roles {', '.join(Role)} (several with commas)"
+        raise ConfigError(f"line {number}: write `token`, or {form}")
     if not _CLIENT_NAME.fullmatch(name) or _RESERVED_NAME.fullmatch(name):
         raise ConfigError(
             f"line {number}: a client's name begins with a letter, holds letters, digits, `.`, "
@@ -451,7 +447,8 @@ class Certificates:
             try:
                 context.load_verify_locations(cadata=plain.decode())
             except OSError as error:
-                raise _unusable("tls_client_ca", self._paths["tls_client_ca"], error) from error
+                problem = f"tls_client_ca {self._paths['tls_client_ca']} {_damage(error)}"
+                raise ConfigError(f"server.tls_*: {problem}") from error
             # Optional here and required for each request, so that probes need no certificate.
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
@@ -462,16 +459,13 @@ class Certificates:
             # Nobody is asked for a passphrase: a service has no terminal.
             context.load_cert_chain(cert, key, lambda: "")
         except OSError as error:  # ssl.SSLError is one
+            problem = f"tls_cert, tls_key {cert}, {key} {_damage(error)}"
             if "ENCRYPTED" in self._files["tls_key"]:
-                why = f"{key} is encrypted; give a key without a passphrase (openssl pkey -in KEY)"
+                problem = f"tls_key {key} is encrypted; give a key without a passphrase"
             elif getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-                why = (
-                    f"{key} is not the key of the certificate in tls_cert {cert}; give the two "
-                    "that were made together (the certificate itself first in its file)"
-                )
-            else:
-                raise _unusable("tls_cert, tls_key", f"{cert}, {key}", error) from error
-            raise ConfigError(f"server.tls_*: tls_key {why}") from error
+                problem = f"tls_key {key} is not the key of the certificate in tls_cert {cert}; "
+                problem += "give the two that were made together (their certificate comes first)"
+            raise ConfigError(f"server.tls_*: {problem}") from error
 
 
 def _tls_paths(server: ServerConfig) -> dict[str, str]:
@@ -498,9 +492,9 @@ def _read_pems(paths: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
-    why = str(getattr(error, "reason", None) or error.strerror or error).replace("_", " ").lower()
-    return ConfigError(f"server.tls_*: {setting} {path} may be damaged or cut short ({why})")
+def _damage(error: OSError) -> str:
+    why = str(getattr(error, "reason", None) or error.strerror or error)
+    return f"may be damaged or cut short ({why.replace('_', ' ').lower()})"
 
 
 # --- Checks of the configuration that need the file system or the open sockets.

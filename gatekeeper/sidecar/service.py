@@ -93,12 +93,11 @@ class Service:
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
-        """`routes` are those of `routes.table`. `answers` are a worker's.
+        """`routes` are those of `routes.table`, `answers` a worker's. `workers` answer questions.
 
         `addresses` are those of the TCP listeners, from which the accepted Host headers follow; a
         unix socket has none, and takes any (T4). `diagnostics` are those of the listener for
-        health and metrics. `sources` returns where the settings came from. `workers` answer
-        questions.
+        health and metrics. `sources` returns where the settings came from.
         """
         self.gate = gate
         self.answers: GateAnswers = answers or GateAnswers(gate)
@@ -170,6 +169,8 @@ class Service:
         """Makes a span for each request, or None."""
         self.handle: RequestHandler = self._handle
         """Handles one request; every error becomes a problem document."""
+        self.handle_diagnostics: RequestHandler = functools.partial(self._handle, diagnostics=True)
+        """Handles a request to the listener of `server.diagnostics`."""
         self.inline: Inline | None = self.answer_inline
         """Answers requests that need no waiting as soon as they are read. None with tracing."""
         if self.tracing is not None:
@@ -374,10 +375,6 @@ class Service:
         self.metrics.robots_fetch.observe(retrieval.took, self._trace_id())
         if self.tracing is not None:
             self.tracing.retrieved(origin, retrieval, seconds)
-
-    async def handle_diagnostics(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Handle a request to the listener of `server.diagnostics`."""
-        return await self._handle(request, diagnostics=True)
 
     async def _handle(
         self, request: web.BaseRequest, *, diagnostics: bool = False

@@ -251,32 +251,27 @@ class _WorkerProcess:
 
     def _configure(self, message: channel.Configure) -> None:
         """Put a configuration in force; the first one starts the service."""
-        config = message.config
-        tokens = Tokens(message.tokens)
+        config, tokens = message.config, Tokens(message.tokens)
         if self._service is None:
-            self._start(message, tokens)
+            set_up_logging(config.server)
+            self._replica = Replica(message.identity, config, wanted=self._request_record)
+            self._service = Service(
+                self._replica.gate,
+                config,
+                ROUTES,
+                answers=self._replica,
+                tokens=tokens,
+                addresses=message.addresses,
+            )
+            self.max_connections = listening.raise_file_limit().clients
+            self._tasks.start(self._service.log.run())
+            self.channel.send(channel.Ready())
         else:
             self._replica.adjust(config)
             self._service.apply_config(config, tokens)
         self.max_header = config.server.max_header
         self.max_request = config.server.max_body + 2 * self.max_header
         self._replica.follow_rules(message.rules)
-
-    def _start(self, message: channel.Configure, tokens: Tokens) -> None:
-        config = message.config
-        set_up_logging(config.server)
-        self._replica = Replica(message.identity, config, wanted=self._request_record)
-        self._service = Service(
-            self._replica.gate,
-            config,
-            ROUTES,
-            answers=self._replica,
-            tokens=tokens,
-            addresses=message.addresses,
-        )
-        self.max_connections = listening.raise_file_limit().clients
-        self._tasks.start(self._service.log.run())
-        self.channel.send(channel.Ready())
 
     def _store_record(self, message: SharedRecord) -> None:
         self._replica.take_in(message)

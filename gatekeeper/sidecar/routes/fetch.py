@@ -177,8 +177,7 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     Nobody waits while the service drains (T16). Raises LeaseTimeout if the lease does not come in
     time, until `end` (monotonic).
     """
-    cached = service.gate.peek(url)
-    if cached is not None:
+    if (cached := service.gate.peek(url)) is not None:
         refuse_page(service.gate, cached)
     # Nobody waits for the end of a block or a pause: the client learns when to try again.
     with contextlib.suppress(StorageError):  # the waiter gets the error

@@ -88,8 +88,7 @@ async def _decide(service: Service, call: Call) -> Decision:
     sent = call.request.headers.get("User-Agent", "")[:512]
     agent = sent if product_token(sent) else _ANY_AGENT
     parts, token = service.gate.parts, token_of(agent)
-    robots_file = parts.decider.robots_file(url, target, token)
-    if robots_file is not None:
+    if (robots_file := parts.decider.robots_file(url, target, token)) is not None:
         # Also for an origin without a record: our own request for its robots.txt may come
         # through this proxy, and a 403 would make it look as if there were no file.
         return robots_file

@@ -40,12 +40,11 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
 )
 async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
     """Acquire a lease once the host is due, or get 429 if it is not within `wait`."""
-    server = service.config.server
+    most = service.config.server.max_wait
     body = await call.body(LeaseRequestBody)
-    if body.wait > server.max_wait:
-        bound = f"{server.max_wait:g} at most (server.max_wait)"
-        detail = f"body: `wait` may be {bound} - at `$.wait`"
-        raise Problem(400, "bad-request", detail, most=server.max_wait)
+    if body.wait > most:
+        detail = f"body: `wait` may be {most:g} at most (server.max_wait) - at `$.wait`"
+        raise Problem(400, "bad-request", detail, most=most)
     transport = call.request.transport
     started = service.clock.monotonic()
     try:
