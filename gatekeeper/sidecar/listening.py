@@ -526,7 +526,7 @@ class Server(web.Server):
     def _reject(self, connection: socket.socket) -> None:
         """Close a connection immediately: with 503, unless the client expects TLS first."""
         if not self.refused:
-            _log.error("%d connections are open: others are turned away", self.max_connections)
+            _log.error("%d connections are open; further ones get 503", self.max_connections)
         self.refused += 1
         with connection, contextlib.suppress(OSError):
             if self._tls() is None:
