@@ -176,8 +176,6 @@ class Channel:
         for fd in (*self._fds, *(fd for _, fd in self._queue)):
             if fd >= 0:
                 os.close(fd)
-        self._fds.clear()
-        self._queue.clear()
 
     def _write(self, data: memoryview, fd: int) -> int:
         """Return how many octets were sent; the descriptor goes with the first one."""

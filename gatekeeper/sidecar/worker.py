@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final, cast
 
 import msgspec
@@ -134,7 +135,8 @@ class _WorkerConnection(asyncio.Protocol):
         if answer is not None:
             self.transport.write(answer)
             self._unanswered, self._answered = b"", True
-            self._timer.cancel()
+            if self._timer.when < inf:  # seldom, and each question asks
+                self._timer.cancel()
         elif worker.missing_origin is None or request.method != "GET":
             self.pass_on()  # a batch may lack the records of many origins
         else:
@@ -318,8 +320,8 @@ class _WorkerProcess:
         if self._service is None or self._service.inline is None:
             return None
         answer = self._service.inline(request, remote, transport)
-        if answer is not None:
-            self._report_timer.set_no_later(_CLOCK.monotonic() + _REPORT_SECONDS)
+        if answer is not None and self._report_timer.when == inf:
+            self._report_timer.set(_CLOCK.monotonic() + _REPORT_SECONDS)
         return answer
 
     async def _sweep(self) -> None:
