@@ -338,7 +338,8 @@ async def _serve_gate(count: int) -> None:
         else:
             async with workers.serving(server):
                 ready = workers.accepting
-                await workers._until(lambda: len(ready()) == count)
+                while len(ready()) != count:
+                    await asyncio.sleep(0.01)
                 pids = [one.process.pid for one in ready()]
                 await Acceptor(sock, workers.dispatch, backlog=128).start()
                 await _until_closed(sock.getsockname()[1], origins, [os.getpid(), *pids])

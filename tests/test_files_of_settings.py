@@ -16,7 +16,7 @@ from gatekeeper.cli import main
 from gatekeeper.config import MAX_FILE, Config, FetchConfig, ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.tls import trusted_by
-from gatekeeper.sidecar.security import Certificates, read_tokens, tls_context
+from gatekeeper.sidecar.security import Certificates, read_tokens
 from gatekeeper.signing import read_public, read_signing_key
 
 OTHER = __file__
@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "fetch.ca_file": lambda path: trusted_by(FetchConfig(ca_file=path)),
     "server.token_file": read_tokens,
     "server.tls_cert": lambda path: Certificates(ServerConfig(tls_cert=path, tls_key=OTHER)),
-    "server.tls_key": lambda path: tls_context(ServerConfig(tls_cert=path, tls_key=path)),
+    "server.tls_key": lambda path: Certificates(ServerConfig(tls_cert=path, tls_key=path)),
     "server.tls_client_ca": lambda path: Certificates(ServerConfig(tls_client_ca=path)),
     "identity.key": read_signing_key,
     "identity.key, public": read_public,

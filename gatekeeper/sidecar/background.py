@@ -63,9 +63,8 @@ class FileReader:
             async with deadline(self._clock, READ_SECONDS):
                 return await asyncio.wrap_future(reading)
         except TimeoutError as error:
-            raise ConfigError(
-                f"its files were not read within {READ_SECONDS:g} s: {_REMEDY}"
-            ) from error
+            problem = f"its files were not read within {READ_SECONDS:g} s"
+            raise ConfigError(f"{problem}: {_REMEDY}") from error
 
 
 _LEARN_SECONDS = 10.0

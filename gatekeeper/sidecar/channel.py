@@ -13,18 +13,20 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from gatekeeper.config import Config, HostRule
-from gatekeeper.sidecar.pages.recent_decisions import DecisionNote
+from gatekeeper.decision import Reason, Verdict
+from gatekeeper.sidecar.pages.recent_decisions import Counts, DecisionNote
+from gatekeeper.sidecar.replica import SharedRecord
 from gatekeeper.sidecar.security import Token
 
 
 class _TaggedMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    pass
+    """A message: an array of the name of its class and its fields."""
 
 
 class Configure(_TaggedMessage, frozen=True):
@@ -35,7 +37,6 @@ class Configure(_TaggedMessage, frozen=True):
     rules: list[HostRule]
     """The operator's rules about hosts."""
     identity: str
-    version: str
     addresses: list[tuple[str, int]]
     """The addresses and ports that the service listens on."""
 
@@ -47,17 +48,10 @@ class HandOver(_TaggedMessage, frozen=True):
     """Octets that were read from the connection and not answered."""
 
 
-class SharedRecord(_TaggedMessage, frozen=True):
-    """To a worker: the record of an origin; see `shared_record`."""
+class DropRecord(_TaggedMessage, frozen=True):
+    """To a worker: drop the record of this origin, if there is one."""
 
     origin: str
-    record: bytes
-
-
-class DropRecords(_TaggedMessage, frozen=True):
-    """To a worker: drop the records of these origins."""
-
-    origins: list[str]
 
 
 class ClientAtLimit(_TaggedMessage, frozen=True):
@@ -96,17 +90,16 @@ class Synced(_TaggedMessage, frozen=True):
 class WorkerCounts(_TaggedMessage, frozen=True):
     """From a worker: what it counted since its previous `WorkerCounts`."""
 
-    requests: list[tuple[str, str, int, int]]
-    """Route, method, status, and the number of requests."""
-    decisions: list[tuple[str, str, int]]
-    """Verdict, reason, and the number of decisions."""
-    origins: list[tuple[str, int, int, int]]
-    """Origin, and the numbers of URLs that were allowed, denied and deferred."""
+    requests: Mapping[tuple[str, str, int], int]
+    """The number of requests by route, method and status."""
+    decisions: Mapping[tuple[Verdict, Reason], int]
+    origins: Mapping[str, Counts]
+    """The totals of each host by one of its origins."""
     notes: list[DecisionNote]
     """The latest decisions."""
     unnoted: int
     """Number of decisions that have no note."""
-    refused: dict[str, int]
+    refused: Mapping[str, int]
     """Number of URLs that the guard refused, by kind."""
     logged: tuple[int, int]
     """Number of lines of the decision log that were written, and that were dropped."""
@@ -114,19 +107,9 @@ class WorkerCounts(_TaggedMessage, frozen=True):
     """Number of open connections."""
 
 
-Message = (
-    Configure
-    | HandOver
-    | SharedRecord
-    | DropRecords
-    | ClientAtLimit
-    | Sync
-    | Stop
-    | Ready
-    | RecordRequest
-    | Synced
-    | WorkerCounts
-)
+ToWorker = Configure | HandOver | SharedRecord | DropRecord | ClientAtLimit | Sync | Stop
+FromWorker = HandOver | Ready | RecordRequest | Synced | WorkerCounts
+Message = ToWorker | FromWorker
 
 _LENGTH: Final = struct.Struct(">I")
 _READ_SIZE: Final = 262_144
@@ -193,8 +176,6 @@ class Channel:
         for fd in (*self._fds, *(fd for _, fd in self._queue)):
             if fd >= 0:
                 os.close(fd)
-        self._fds.clear()
-        self._queue.clear()
 
     def _write(self, data: memoryview, fd: int) -> int:
         """Return how many octets were sent; the descriptor goes with the first one."""

@@ -29,7 +29,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 import os
 import secrets
@@ -37,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -48,14 +47,12 @@ from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import Clock, DueHeap, SingleTimer, Stamp, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease import Lease
 from gatekeeper.sidecar.lease_requests import LeaseWaiters, draining, full
+from gatekeeper.sidecar.metrics import Samples
 from gatekeeper.sidecar.routing import Problem
 from gatekeeper.storage.base import NO_SPACE
-
-if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
-    from gatekeeper.sidecar.metrics import Samples
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -156,9 +153,6 @@ class LeaseTable:
         try:
             self._admit(client)
             lease = await self.waiters.acquire(gate, wanted, client)
-            if self._has_most(client):  # it got others meanwhile
-                lease.give_back()
-                raise self._client_limit_reached()
             # No await between the grant and the table, so every granted lease has an owner.
             if hung_up():
                 lease.give_back()
@@ -168,9 +162,8 @@ class LeaseTable:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
                 target, why = urls.parse(wanted.url), "the journal of leases can't be written"
-                problem.decision = gate.parts.questions.no_lease(
-                    wanted.url, target, wanted.user_agent, why
-                )
+                no_lease = gate.parts.questions.no_lease
+                problem.decision = no_lease(wanted.url, target, wanted.user_agent, why)
             raise
 
     def acquire_nowait(
@@ -246,13 +239,7 @@ class LeaseTable:
             raise _unknown(lease_id)
         if lease is not None:  # the site's answer counts even if the journal can't be written
             repeated = lease.reported
-            lease.report(
-                status=reported.status,
-                elapsed=reported.elapsed,
-                retry_after=reported.retry_after,
-                size=reported.size,
-                rate_limit=reported.rate_limit,
-            )
+            lease.report(**msgspec.structs.asdict(reported))
             if reported.status is not None and not repeated:
                 self._on_report(lease.host, reported.status)
         self._record_end(lease_id, held, "reported")
@@ -332,24 +319,20 @@ class LeaseTable:
 
     def _client_limit_reached(self) -> Problem:
         self.refused["client"] += 1
-        return Problem(
-            429,
-            "too-many-leases",
-            f"{self._client_leases} leases are allowed to one client (server.client_leases): "
-            "report those that are finished",
-            wait=1,
-            most=self._client_leases,
-        )
+        most = self._client_leases
+        detail = f"server.client_leases allows {most} to one client: report those that are finished"
+        return Problem(429, "too-many-leases", detail, wait=1, most=most)
 
     def _grant(
         self, lease: Lease, ttl: float, client: str, agent: str | None, lease_id: str | None
     ) -> ClientLease:
-        if lease_id in self._given_back_early:
-            lease.give_back()
-            raise Problem(410, "given-back", "the lease with that id was given back already")
-        if lease_id is None or self._knows(lease_id):
-            lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
         try:
+            if self._has_most(client):  # it got others meanwhile
+                raise self._client_limit_reached()
+            if lease_id in self._given_back_early:
+                raise Problem(410, "given-back", "the lease with that id was given back already")
+            if lease_id is None or self._knows(lease_id):
+                lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
             self._record_grant(lease_id, lease, ttl, agent, client)
         except Problem:
             lease.give_back()
@@ -363,7 +346,7 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
     ) -> None:
         """Write a grant or a renewal to the journal. Raises Problem 503."""
-        if self._journal.persistent:
+        if self._journal.path is not None:
             expires_at, boot = self._clock.wall() + ttl, boot_of(self._clock)
             written = OpenLease(lease_id, expires_at, lease.url, agent, client, ttl, *boot)
             self._record(self._journal.granted, written)
@@ -446,13 +429,8 @@ def _unknown(lease_id: str) -> Problem:
 
 
 def _journal_problem(why: str) -> Problem:
-    return Problem(
-        503,
-        _STORAGE,
-        f"leases can't be stored: {why}; free some space for the state file (storage.path), "
-        'or store nothing with storage.path = "memory"',
-        wait=5,
-    )
+    remedy = 'free some space for storage.path, or store nothing by storage.path = "memory"'
+    return Problem(503, _STORAGE, f"leases can't be stored: {why}; {remedy}", wait=5)
 
 
 # --- The journal of open leases, a small file beside the state file.
@@ -461,10 +439,6 @@ def _journal_problem(why: str) -> Problem:
 MAX_BYTES = 4_194_304
 _MAX_OPEN = 100_000
 _UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
-
-
-_DEFAULT_TTL = 60.0
-"""Seconds that a lease lasts if its line has no TTL: the default of a request for a lease."""
 
 
 class OpenLease(msgspec.Struct, frozen=True, gc=False):
@@ -478,8 +452,9 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
     """None for the service's own."""
     client: str | None = None
     """The client that holds the lease. None if unknown."""
-    ttl: float = _DEFAULT_TTL
-    """Seconds from its grant or renewal to its end."""
+    ttl: float = 60.0
+    """Seconds from its grant or renewal to its end; in a line without it, those of a request that
+    named none."""
     boot_id: str = ""
     boot_at: float = 0.0
     """Moment of its grant or renewal by the machine's boot clock; see `clock.Stamp`."""
@@ -504,7 +479,7 @@ class LeaseJournal:
     """
 
     def __init__(self, path: Path | None, *, clock: Clock, wait: bool = False) -> None:
-        self._path = path
+        self.path: Path | None = path
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
         """Leases without an end in the file. It forgets at each `_rewrite` those that expired and
@@ -525,11 +500,8 @@ class LeaseJournal:
 
     def granted(self, lease: OpenLease) -> None:
         """Write a grant or a renewal; the later line counts. Raises OSError: nothing was stored."""
-        if self._path is None:
-            return
         self._append(_line(lease))
         self._open[lease.id] = lease
-        self._compact()
 
     def ended(self, lease_id: str) -> None:
         """Write the end of a lease. An unknown id is not an error.
@@ -541,32 +513,23 @@ class LeaseJournal:
             return
         self._append(f"- {lease_id}\n")
         del self._open[lease_id]
-        self._compact()
-
-    @property
-    def persistent(self) -> bool:
-        """Whether there is a file."""
-        return self._path is not None
 
     @property
     def writable(self) -> bool:
         """Whether a line can be written now. Tries it: writes an empty line, or the file anew."""
-        if self._path is None:
+        if self.path is None:
             return True
-        try:
-            self._append("\n")
-        except OSError:
-            if self._fd != -1:
-                return False
-            try:
-                self._rewrite()  # the descriptor is lost, but the disk may be fine
-            except OSError:
-                return False
-        return True
+        with contextlib.suppress(OSError):
+            if self._fd == -1:
+                self._rewrite()  # the descriptor was lost, but the disk may be fine
+            else:
+                self._append("\n")
+            return True
+        return False
 
     def close(self) -> None:
         """Close the file, leaving open leases in it. Later calls write nothing. Idempotent."""
-        self._path = None
+        self.path = None
         self._open.clear()
         self._close_file()
 
@@ -577,6 +540,11 @@ class LeaseJournal:
 
     def _append(self, line: str) -> None:
         data = line.encode()
+        if self._size > self._rewrite_at:
+            # Without success the old file holds the same leases, at greater length.
+            self._rewrite_at = self._size + MAX_BYTES
+            with contextlib.suppress(OSError):
+                self._rewrite()
         try:
             # If the file was removed, nobody would ever read the line.
             if self._incomplete or os.fstat(self._fd).st_nlink == 0:
@@ -594,19 +562,11 @@ class LeaseJournal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(data)
 
-    def _compact(self) -> None:
-        if self._size > self._rewrite_at:
-            try:
-                self._rewrite()
-            except OSError:
-                # The old file holds the same leases, at greater length.
-                self._rewrite_at = self._size + MAX_BYTES
-
     def _rewrite(self) -> None:
         """Write a new file with the open leases and put it in place atomically."""
-        if self._path is None:
+        if self.path is None:
             return
-        fresh = self._path.with_name(self._path.name + ".new")
+        fresh = self.path.with_name(self.path.name + ".new")
         self._open = {one.id: one for one in self._open.values() if one.reportable(self._clock)}
         data = "".join(map(_line, self._open.values())).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK
@@ -614,7 +574,7 @@ class LeaseJournal:
         try:
             if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            fresh.replace(self._path)
+            fresh.replace(self.path)
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -630,26 +590,19 @@ def _line(lease: OpenLease) -> str:
     url = lease.url
     if not url.isprintable() or " " in url:
         url = quote(url, safe=_UNQUOTED)  # a space or a line end would break the line's format
-    agent, client = _quoted(lease.agent or ""), _quoted(lease.client or "")
+    agent, client = quote(lease.agent or "", safe=""), quote(lease.client or "", safe="")
     return (
         f"+ {lease.id} {lease.expires_at:.3f} {url} {agent} {client} "
         f"{lease.ttl:.3f} {lease.boot_id} {lease.boot_at:.3f}\n"
     )
 
 
-@functools.lru_cache(maxsize=1024)  # many leases have few clients and fewer agents
-def _quoted(text: str) -> str:
-    return quote(text, safe="")
-
-
 def _read(path: Path) -> dict[str, OpenLease]:
     """Read the open leases from the journal, by id. Malformed lines are skipped."""
     leases: dict[str, OpenLease] = {}
-    if not path.exists():
-        return leases
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n")[:-1]:
         parts = line.split(" ")
         if parts[0] == "-" and len(parts) == 2:

@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,12 +26,10 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason
 from gatekeeper.errors import LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease import Lease
 from gatekeeper.gate.lease_base import refuse_page
 from gatekeeper.sidecar.routing import Problem
-
-if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
 
 
 class LeaseWaiter(msgspec.Struct, eq=False):
@@ -44,7 +40,7 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     since: float
     """Monotonic moment at which it began to wait."""
     host: str
-    wait_timeout: asyncio.Timeout | None = None
+    wait_timeout: asyncio.Timeout
     """Timeout of the whole wait; `end` lets it expire, with `problem`."""
     problem: Problem | None = None
     rank: tuple[int, int] = (0, 0)
@@ -56,7 +52,7 @@ class LeaseWaiter(msgspec.Struct, eq=False):
 
     def end(self, problem: Problem) -> None:
         """End the wait with this response."""
-        if self.wait_timeout is not None and self.problem is None:
+        if self.problem is None:
             self.problem = problem
             self.wait_timeout.reschedule(asyncio.get_running_loop().time())
 
@@ -106,7 +102,7 @@ class LeaseWaiters:
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
-        self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
+        self._by_client: dict[str, dict[LeaseWaiter, None]] = {}
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
         """By client and host."""
         self._arrivals = itertools.count()
@@ -130,19 +126,16 @@ class LeaseWaiters:
     def close(self) -> None:
         """End all waits with a 503 and accept no further ones."""
         self.closed = True
-        for waiters in list(self._by_client.values()):
-            for waiter in list(waiters):
-                waiter.end(draining())
+        for waiter in list(self):
+            waiter.end(draining())
 
     def displace_waiter(self, client: str, problem: Problem) -> bool:
         """End the newest wait of the client that has most, if it has more than `client` will have.
 
         Return whether there was such a client.
         """
-        if not self._by_client:
-            return False
         # A scan of the clients: as many as there are tokens, certificates or local addresses.
-        most = max(self._by_client.values(), key=len)
+        most = max(self._by_client.values(), key=len, default={})
         if len(most) <= len(self._by_client.get(client, ())) + 1:
             return False
         waiter = next(reversed(most))
@@ -163,12 +156,12 @@ class LeaseWaiters:
             problem = full("requests wait for a lease already", self._max_waiting)
             if not self.displace_waiter(client, problem):
                 raise problem
-        waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
-        self._by_client.setdefault(client, OrderedDict())[waiter] = None
+        host, wait_timeout = urls.parse(wanted.url).host, asyncio.timeout(None)
+        waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), host, wait_timeout)
+        self._by_client.setdefault(client, {})[waiter] = None
         self._size += 1
         try:
-            async with asyncio.timeout(None) as wait_timeout:
-                waiter.wait_timeout = wait_timeout
+            async with wait_timeout:
                 await self._wait_for_file(gate, wanted)
                 lease = await self._wait_in_queue(gate, waiter)
         except TimeoutError:

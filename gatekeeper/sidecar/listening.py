@@ -22,15 +22,10 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from gatekeeper import library_internals
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.library_internals import (
-    fail_broken_body,
-    has_queued_request,
-    idle_transport,
-    is_answering,
-)
 from gatekeeper.sidecar.inline import Request, RequestReader
 from gatekeeper.sidecar.routing import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.security import UNIX, Certificates
@@ -59,21 +54,15 @@ class _OwnedUnixSocket(socket.socket):
             self.bind(str(path))
         finally:
             os.umask(previous)
-        self._path = path
-        self._own_file = _device_and_inode(path)
+        self._path, self._own_file = path, path.lstat()
 
     def close(self) -> None:
         """Remove the file, unless a successor has replaced it, and close the socket."""
         path, self._path = self._path, None
         with contextlib.suppress(OSError):
-            if path is not None and _device_and_inode(path) == self._own_file:
+            if path is not None and os.path.samestat(path.lstat(), self._own_file):
                 path.unlink()
         super().close()
-
-
-def _device_and_inode(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
 
 
 _SOCKET = "--socket or server.socket"
@@ -112,6 +101,12 @@ def diagnostics_address(server: ServerConfig) -> tuple[str, int] | None:
 _ADDRESS_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]\s/:@]+)):([0-9]{1,5})").fullmatch
 
 
+_BIND_REMEDIES: dict[int | None, str] = {
+    errno.EACCES: "this user needs a port above 1023, or CAP_NET_BIND_SERVICE; ",
+    errno.EADDRINUSE: "another one may be running, ",
+}
+
+
 def _open_tcp(
     host: str, port: int, setting: str, *, host_setting: str = "server.host"
 ) -> list[socket.socket]:
@@ -129,18 +124,11 @@ def _open_tcp(
     except OSError as error:
         for one in sockets:
             one.close()
-        raise ConfigError(_bind_problem(f"{host} port {port}", setting, error)) from error
+        remedy = _BIND_REMEDIES.get(error.errno, "") + f"{setting} changes it"
+        # `create_server` adds the address to the text of the system.
+        why = os.strerror(error.errno or 0)
+        raise ConfigError(f"{host} port {port}: {why}; {remedy}") from error
     return sockets
-
-
-def _bind_problem(where: str, setting: str, error: OSError) -> str:
-    remedy = f"{setting} changes it"
-    if error.errno == errno.EACCES:
-        remedy = "this user needs a port above 1023, or CAP_NET_BIND_SERVICE"
-    elif error.errno == errno.EADDRINUSE:
-        remedy = f"another one may be running, {remedy}"
-    # `create_server` adds the address to the text of the system.
-    return f"{where}: {os.strerror(error.errno or 0)}; {remedy}"
 
 
 def _unix(path: Path) -> socket.socket:
@@ -160,25 +148,18 @@ def _unix(path: Path) -> socket.socket:
 
 def _remove_stale(path: Path) -> None:
     """Remove a socket that nobody listens on. Raises ConfigError for anything else at the path."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
+    if not path.exists():
         return
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(
-            f"server.socket: {path} exists and is not a socket; remove it, or name another path "
-            "with --socket or server.socket"
-        )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise ConfigError(
-        f"server.socket: {path}: another process listens there; stop it, or name another "
-        "path with --socket or server.socket"
-    )
+    problem = "it is not a socket; remove it"
+    if path.is_socket():
+        problem = "another process listens there; stop it"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                return
+    raise ConfigError(f"server.socket: {path}: {problem}, or name another path with {_SOCKET}")
 
 
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
@@ -228,9 +209,7 @@ def open_to_others(sockets: list[socket.socket]) -> str | None:
     namespace has no file, and so no protection. Our own sockets have mode 0600, those of systemd
     0666 by default.
     """
-    for sock in sockets:
-        if sock.family != socket.AF_UNIX:
-            continue
+    for sock in (one for one in sockets if one.family == socket.AF_UNIX):
         name = sock.getsockname()
         if not name or isinstance(name, bytes) or name.startswith("\0"):
             shown = name.decode(errors="replace") if isinstance(name, bytes) else name
@@ -312,8 +291,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop  # noqa: PLC0415 - an extra
     except ImportError:
         return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    return cast("Callable[[], asyncio.AbstractEventLoop]", uvloop.new_event_loop)
 
 
 @contextlib.contextmanager
@@ -342,11 +320,9 @@ def raise_file_limit() -> ConnectionLimits:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, _MAX_FILES) if hard != resource.RLIM_INFINITY else _MAX_FILES
     if soft < wanted:
-        try:
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-        except (ValueError, OSError):
-            _log.warning("the limit of open files stays at %d", soft)
     if soft < _FEW_FILES:
         _log.warning("only %d files may be open: allow more (LimitNOFILE=, ulimit -n)", soft)
     return _divide_files(soft)
@@ -433,6 +409,7 @@ _IDLE_SECONDS = 75.0
 _MAX_BEGINNING = 100
 """Octets kept of the beginning of a request, to know its path if it can't be parsed."""
 _FORWARD_AUTH_LINE = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
+_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)/?(.*)", re.DOTALL).fullmatch
 _data_received = web.RequestHandler.data_received
 
 Inline = Callable[[Request, str | None, asyncio.Transport], bytes | None]
@@ -549,10 +526,7 @@ class Server(web.Server):
     def _reject(self, connection: socket.socket) -> None:
         """Close a connection immediately: with 503, unless the client expects TLS first."""
         if not self.refused:
-            _log.error(
-                "%d connections are open; further ones get 503 (with TLS: are closed)",
-                self.max_connections,
-            )
+            _log.error("%d connections are open; further ones get 503", self.max_connections)
         self.refused += 1
         with connection, contextlib.suppress(OSError):
             if self._tls() is None:
@@ -562,22 +536,11 @@ class Server(web.Server):
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         protocol.on_request()
-        message = _with_path_as_target(message)
+        if (found := _ABSOLUTE_FORM(message.path)) is not None:  # RFC 9112 section 3.2.2
+            headers = message.headers.copy()
+            headers["Host"] = found[1]
+            message = message._replace(path=f"/{found[2]}", headers=headers)
         return _ServedRequest(message, payload, protocol, writer, task, self.loop)
-
-
-_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)/?(.*)", re.DOTALL).fullmatch
-
-
-def _with_path_as_target(message: Any) -> Any:
-    """Replace Host by the host of a target in absolute form, and the target by its path and query
-    (RFC 9112 section 3.2.2)."""
-    found = _ABSOLUTE_FORM(message.path)
-    if found is None:
-        return message
-    headers = message.headers.copy()
-    headers["Host"] = found[1]
-    return message._replace(path=f"/{found[2]}", headers=headers)
 
 
 class _ServedRequest(web.BaseRequest):
@@ -588,7 +551,7 @@ class _ServedRequest(web.BaseRequest):
         """Whether the connection stays open. aiohttp asks when it writes the head."""
         protocol = cast("_Protocol", self.protocol)
         # The requests behind it were sent before the client could know.
-        ends = protocol.server.draining and not has_queued_request(protocol)
+        ends = protocol.server.draining and not library_internals.has_queued_request(protocol)
         return bool(super().keep_alive) and not ends
 
 
@@ -643,7 +606,7 @@ class _Protocol(web.RequestHandler):
             self._beginning += self._latest
         _data_received(self, data)
         if self._beginning:
-            fail_broken_body(self)
+            library_internals.fail_broken_body(self)
 
     def on_request(self) -> None:
         """Note that aiohttp made a request, from what it parsed or for what it could not parse."""
@@ -674,7 +637,8 @@ class _Protocol(web.RequestHandler):
         new = not self._was_asked and self.server.loop.time() < self._accepted_at + new_seconds
         transport = self.transport
         unsent = transport is not None and transport.get_write_buffer_size() > 0
-        return new or unsent or is_answering(self) or has_queued_request(self)
+        busy = library_internals.is_answering(self) or library_internals.has_queued_request(self)
+        return new or unsent or busy
 
     def _cancel_first_timer(self) -> None:
         self._was_asked = True
@@ -684,7 +648,7 @@ class _Protocol(web.RequestHandler):
 
     def _answer(self, request: Request, inline: Inline) -> bool:
         """Answer a request inline, if that needs no waiting. Return whether it did."""
-        transport = idle_transport(self, keepalive=_IDLE_SECONDS)
+        transport = library_internals.idle_transport(self, keepalive=_IDLE_SECONDS)
         answer = None if transport is None else inline(request, self._remote, transport)
         if transport is None or answer is None:
             return False
@@ -731,12 +695,8 @@ def address_of(transport: asyncio.BaseTransport) -> str | None:
     return str(peer[0] if isinstance(peer, list | tuple) else peer) if peer is not None else None
 
 
-def _raw_response(problem: Problem) -> bytes:
-    body = msgspec.json.encode(problem.document())
-    return (
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
-        b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-
-
-FULL_RESPONSE = _raw_response(Problem(503, "full", "too many connections are open"))
+_FULL = msgspec.json.encode(Problem(503, "full", "too many connections are open").document())
+FULL_RESPONSE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
+    b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
 from aiohttp import web
@@ -28,9 +28,6 @@ from gatekeeper.sidecar.routing import METHODS, Problem, Route, Router
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
-
-
-_T = TypeVar("_T")
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,13 +57,9 @@ def wants_json(server: ServerConfig, stream: IO[str]) -> bool:
 def set_up_logging(server: ServerConfig) -> None:
     """Send the log of the process to stderr. Called once, at start."""
     handler = logging.StreamHandler(sys.stderr)
-    if wants_json(server, sys.stderr):
-        handler.setFormatter(JsonFormatter())
-    else:
-        # In UTC, as the lines of the decision log.
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
+    plain.converter = time.gmtime  # in UTC, as the lines of the decision log
+    handler.setFormatter(JsonFormatter() if wants_json(server, sys.stderr) else plain)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -163,7 +156,6 @@ class DecisionLog:
         self._stream = stream if stream is not None else sys.stderr
         self.adjust(server)
         self._ring: deque[_Entry] = deque()
-        self._encoder = msgspec.json.Encoder()
         self.written: int = 0
         self._worker_lines = (0, 0)
         """Lines that workers wrote, and that they dropped."""
@@ -255,7 +247,7 @@ class DecisionLog:
         line = DecisionLine.of(decision, request, client, at=at, url=url)
         if self._json:
             # T11: the JSON encoder escapes every control character that a URL may hold.
-            return self._encoder.encode(line).decode() + "\n"
+            return msgspec.json.encode(line).decode() + "\n"
         rule_text = f" (line {line.line}: {line.rule})" if line.line is not None else ""
         text = f"{line.verdict} {line.url} [{line.reason}]{rule_text} id={line.id}"
         text += f" client={client}"

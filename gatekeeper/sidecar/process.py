@@ -22,36 +22,16 @@ from pathlib import Path
 
 import msgspec
 
-from gatekeeper import __version__
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import MEMORY, Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.sidecar import listening, security
 from gatekeeper.sidecar.held_leases import LeaseJournal
-from gatekeeper.sidecar.listening import (
-    Acceptor,
-    Server,
-    activated_sockets,
-    addresses,
-    describe,
-    loop_factory,
-    notify,
-    open_diagnostics_sockets,
-    open_sockets,
-    open_to_others,
-    raise_file_limit,
-    rare_collections,
-    url_of,
-)
+from gatekeeper.sidecar.listening import notify
 from gatekeeper.sidecar.logs import set_up_logging
 from gatekeeper.sidecar.reload import check_config, reload
 from gatekeeper.sidecar.routes.table import ROUTES
-from gatekeeper.sidecar.security import (
-    Certificates,
-    demand_credentials,
-    exposed_address,
-    read_tokens,
-)
 from gatekeeper.sidecar.service import Service
 from gatekeeper.sidecar.workers import Workers
 
@@ -81,7 +61,8 @@ def serve(options: ServeOptions) -> None:
         raise ConfigError("`gatekeeper serve` needs Linux or macOS: on Windows run it in WSL")
     check_config(options.config, options.identity)
     set_up_logging(options.config.server)
-    with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+    factory = listening.loop_factory()
+    with listening.rare_collections(), asyncio.Runner(loop_factory=factory) as runner:
         runner.run(_serve_until_signal(options))
 
 
@@ -105,7 +86,7 @@ async def _serve_until_signal(options: ServeOptions) -> None:
         reloads = loop.create_task(_reload_on_hangup(service, hangup))
         again = ""
         if await stopped is signal.SIGINT:
-            service.skip_grace()  # Ctrl-C at a terminal: there is no load balancer to wait for
+            service.grace = False  # Ctrl-C at a terminal: there is no load balancer to wait for
             again = "; press Ctrl-C again to stop now"
         if foreground:
             loop.add_signal_handler(signal.SIGINT, service.end_drain)
@@ -139,28 +120,27 @@ async def reload_and_notify(service: Service) -> None:
 async def running(options: ServeOptions) -> AsyncIterator[Service]:
     """Run the service inside the context; leaving it drains."""
     config = with_state(options.config)
-    inherited = activated_sockets(os.environ)
-    opened = [] if inherited else open_sockets(config.server)
-    sockets = inherited or opened
+    sockets = listening.activated_sockets(os.environ) or listening.open_sockets(config.server)
     diagnostics: list[socket.socket] = []
     try:
-        diagnostics += open_diagnostics_sockets(config.server)
+        diagnostics += listening.open_diagnostics_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
             service = _make_service(gate, config, sockets, diagnostics, options)
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
                     async with _listening(service, sockets, diagnostics):
-                        options.announce(*describe(sockets[0], config.server))
+                        options.announce(*listening.describe(sockets[0], config.server))
                         for one in diagnostics:
-                            _log.info("health and metrics: %s", url_of(one, config.server))
+                            url = listening.url_of(one, config.server)
+                            _log.info("health and metrics: %s", url)
                         notify("READY=1", os.environ)
                         yield service
                 finally:
                     await service.close()
                     writer.cancel()
     finally:
-        for sock in (*opened, *diagnostics):
+        for sock in sockets + diagnostics:
             sock.close()
 
 
@@ -171,15 +151,13 @@ def _make_service(
     diagnostics: list[socket.socket],
     options: ServeOptions,
 ) -> Service:
-    names, probed = addresses(sockets), addresses(diagnostics)
-    tokens = read_tokens(config.server.token_file, warn=True)
-    if (exposed := exposed_address(names) or open_to_others(sockets)) is not None:
+    names, probed = listening.addresses(sockets), listening.addresses(diagnostics)
+    tokens = security.read_tokens(config.server.token_file, warn=True)
+    exposed = security.exposed_address(names) or listening.open_to_others(sockets)
+    if exposed is not None:
         # T5: a socket from the service manager listens wherever that put it.
-        demand_credentials(config.server, tokens, where=exposed)
+        security.demand_credentials(config.server, tokens, where=exposed)
     # The listener of health and metrics alone needs no credentials: it has nothing else to give.
-    for address, port in names + probed:
-        if (guard := gate.parts.guard) is not None:
-            guard.listens_on(address, port)  # T3: refused even within an allowed range
     return Service(
         gate,
         config,
@@ -187,10 +165,8 @@ def _make_service(
         tokens=tokens,
         addresses=names,
         diagnostics=probed,
-        version=__version__,
         reread=lambda: with_state(options.reread()),
         lease_journal=_open_journal(config),
-        certificates=Certificates(config.server),
         exposed=exposed,
         sources=options.sources,
         workers=Workers(config.server.workers) if config.server.workers else None,
@@ -217,18 +193,17 @@ async def _listening(
     service: Service, sockets: list[socket.socket], diagnostics: list[socket.socket]
 ) -> AsyncIterator[None]:
     """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
-    files = raise_file_limit()
+    files = listening.raise_file_limit()
     header = service.config.server.max_header
     workers = service.workers
-    certificates = service.certificates
     for_probes = min(MAX_PROBES, files.clients // 4) if diagnostics else 0
-    server = Server(
+    server = listening.Server(
         service.handle,
         header=header,
         connections=files.clients - for_probes,
         inline=service.inline,
         pass_on=None if workers is None else workers.pass_on,
-        certificates=certificates,
+        certificates=service.certificates,
     )
     service.metrics.add_source(
         lambda: {
@@ -236,16 +211,16 @@ async def _listening(
             "gatekeeper_connections_refused": server.refused,
         }
     )
-    probed = Server(
+    probed = listening.Server(
         service.handle_diagnostics,
         header=header,
         connections=for_probes,
-        certificates=certificates,
+        certificates=service.certificates,
     )
     servers = (server, probed)
     take = server.serve if workers is None else workers.dispatch
-    sites = [Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
-    sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
+    sites = [listening.Acceptor(one, probed.serve, backlog=files.backlog) for one in diagnostics]
+    sites += [listening.Acceptor(one, take, backlog=files.backlog) for one in sockets]
     async with contextlib.AsyncExitStack() as stack:
         for one in servers:
             stack.push_async_callback(one.shutdown, 1.0)
@@ -273,10 +248,9 @@ def with_state(config: Config) -> Config:
         try:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"{path}: its directory can't be made ({error.strerror}); "
-                "give --storage PATH, or --storage memory"
-            ) from error
+            problem = f"its directory can't be made ({error.strerror})"
+            remedy = "give --storage PATH, or --storage memory"
+            raise ConfigError(f"{path}: {problem}; {remedy}") from error
     storage = msgspec.structs.replace(config.storage, path=path)
     return msgspec.structs.replace(config, storage=storage)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -63,7 +63,7 @@ def check_server(config: Config) -> None:
     server = config.server
     check_workers(server)
     tokens = security.read_tokens(server.token_file)
-    security.tls_context(server)
+    security.Certificates(server)
     security.Networks(server.trusted_peers, setting="server.trusted_peers")
     diagnostics_address(server)
     if server.socket is None and not security.is_loopback(server.host):
@@ -77,9 +77,6 @@ def needs_restart(name: str) -> bool:
     (False, True, True)
     """
     return name.partition(".")[0] not in LIVE_TABLES or name in RESTART
-
-
-_T = TypeVar("_T")
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,14 +108,10 @@ async def reload(service: Service) -> Reloaded:
             raise
         raise ConfigError(f"it could not be read again: {error}") from error
     service.metrics.count_reload(ok=True)
-    _log.info("the configuration was read again; changed: %s", _listed(done.applied))
+    _log.info("the configuration was read again; changed: %s", ", ".join(done.applied) or "nothing")
     if done.needs_restart:
-        _log.warning("these settings need a restart: %s", _listed(done.needs_restart))
+        _log.warning("these settings need a restart: %s", ", ".join(done.needs_restart))
     return done
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "nothing"
 
 
 def _prepare(service: Service, reread: Callable[[], Config]) -> Callable[[], Reloaded]:
@@ -136,20 +129,16 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> Callable[[], Rel
     if service.exposed is not None:
         # T5: the sockets stay where they are, whatever the new `server.host`.
         security.demand_credentials(merged.server, tokens, where=service.exposed)
-    held = service.certificates
-    renewed = None if held is None else held.renewal(config.server)
+    renewed = service.certificates.renewal(config.server)
     files = {"server.token_file"} if tokens.tokens != service.admission.tokens.tokens else set()
     applied, restart = _compare(old, config, files)
 
     def put_in_force() -> Reloaded:
-        done = Reloaded(applied=applied, needs_restart=restart)
-        if held is not None and renewed is not None:
-            own_applied, own_restart = held.apply(renewed)
-            done.applied.extend(own_applied)
-            done.needs_restart.extend(own_restart)
+        for name in () if renewed is None else service.certificates.apply(renewed):
+            (restart if name == "server.tls_client_ca" else applied).append(name)
         _adjust(service.gate, merged)
-        service.apply_config(merged, tokens, restart_required=done.needs_restart)
-        return done
+        service.apply_config(merged, tokens, restart_required=restart)
+        return Reloaded(applied=applied, needs_restart=restart)
 
     return put_in_force
 
@@ -182,10 +171,8 @@ def refuse_new_groups(old: Config, new: Config) -> None:
     known = {group.name for group in old.group}
     for rule in new.host:
         if rule.group is not None and rule.group not in known:
-            raise ConfigError(
-                f"[[host]] match={rule.match!r}: the [[group]] {rule.group!r} takes effect "
-                "only after a restart"
-            )
+            setting = f"[[host]] match={rule.match!r}: the [[group]] {rule.group!r}"
+            raise ConfigError(f"{setting} takes effect only after a restart")
 
 
 def _compare(old: Config, new: Config, files: Set[str]) -> tuple[list[str], list[str]]:
@@ -201,17 +188,9 @@ def _compare(old: Config, new: Config, files: Set[str]) -> tuple[list[str], list
 
 def _merge(old: Config, new: Config) -> Config:
     """Return the old configuration with every new setting that can change without a restart."""
-    merged: dict[str, Any] = {}
-    for field in msgspec.structs.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if field.name not in LIVE_TABLES:
-            continue
-        if isinstance(before, msgspec.Struct):
-            fixed = {
-                name: getattr(before, name)
-                for name in before.__struct_fields__
-                if needs_restart(f"{field.name}.{name}")
-            }
-            after = msgspec.structs.replace(after, **fixed)
-        merged[field.name] = after
+    merged: dict[str, Any] = {name: getattr(new, name) for name in LIVE_TABLES}
+    for setting in RESTART:
+        table, _, name = setting.partition(".")
+        stays = {name: getattr(getattr(old, table), name)}
+        merged[table] = msgspec.structs.replace(merged[table], **stays)
     return msgspec.structs.replace(old, **merged)

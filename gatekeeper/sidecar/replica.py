@@ -73,12 +73,12 @@ class Replica(GateAnswers):
 
     def __init__(self, identity: str, config: Config, *, wanted: Callable[[str], object]) -> None:
         """`wanted(origin)` is called when a decision needs a record. Raises ConfigError."""
-        self._config = _for_replica(config)
+        config = _for_replica(config)
         self._refusals: Counter[str] = Counter()
-        super().__init__(Gatekeeper(identity, config=self._config))
+        super().__init__(Gatekeeper(identity, config=config))
         self._wanted = wanted
         self._records = RecordCache(
-            self._config, stored=True, records=self._decider.records, texts=self._decider.texts
+            config, stored=True, records=self._decider.records, texts=self._decider.texts
         )
         self._counted: Counter[tuple[Verdict, Reason]] = Counter()
 
@@ -87,35 +87,23 @@ class Replica(GateAnswers):
     def _fresh(self, origin: str, agent: str) -> Record | None:
         record = self._records.get(origin)
         if record is not None and self._monotonic() < record.fresh_until:
-            if Directory.is_prepared(record, agent):
-                return record
-            return None
+            return record if Directory.is_prepared(record, agent) else None
         self._wanted(origin)
         return None
 
     # -- updates from the other process ----------------------------------------------
 
-    def take_in(self, origin: str, record: bytes) -> None:
-        """Cache a record that `shared_record` encoded."""
-        sent = _DECODER.decode(record)
+    def take_in(self, sent: SharedRecord) -> None:
+        """Cache a record of the other process."""
+        fetch = self.gate.config.fetch
         answer = OriginAnswer(Outcome.named(sent.outcome), *sent.about)
         text = None if sent.body is None else self._decider.texts.of(sent.body)
-        self._records.put(
-            Record(
-                origin,
-                self._config.fetch,
-                answer,
-                sent.expires,
-                sent.fresh_until,
-                text=text,
-                good=answer,
-            )
-        )
+        until = sent.expires, sent.fresh_until
+        self._records.put(Record(sent.origin, fetch, answer, *until, text=text, good=answer))
 
-    def forget(self, origins: Iterable[str]) -> None:
-        """Drop the records of these origins."""
-        for origin in origins:
-            self._records.drop(origin)
+    def forget(self, origin: str) -> None:
+        """Drop the record of an origin, if there is one."""
+        self._records.drop(origin)
 
     def follow_rules(self, rules: Iterable[HostRule]) -> None:
         """Replace all rules about hosts by these."""
@@ -124,18 +112,13 @@ class Replica(GateAnswers):
 
     def adjust(self, config: Config) -> None:
         """Apply another configuration, except its rules about hosts. Raises ConfigError."""
-        config, old = _for_replica(config), self._config
+        config, old = _for_replica(config), self.gate.config
         guard = self._parts.guard
         if guard is not None and config.guard != old.guard:
             guard.adjust(config.guard)
-        self._config = config
         # Records stay valid: the settings that they depend on change only with a restart.
         self.gate.config = config
         self._decider.adjust(config)
-
-    def close(self) -> None:
-        """Drop its records. Idempotent."""
-        self._decider.clear()
 
     # -- counters --------------------------------------------------------------------
 
@@ -149,8 +132,21 @@ class Replica(GateAnswers):
         return found
 
 
-def shared_record(gate: Gatekeeper, origin: str) -> bytes | None:
-    """Encode the record of an origin for a `Replica` in another process of this machine.
+class SharedRecord(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """A fresh record that a text alone decides, for a `Replica` in another process. Its monotonic
+    moments are valid on this machine until the next boot."""
+
+    origin: str
+    outcome: str
+    about: tuple[int | None, float, tuple[str, ...], float]
+    """The fields of its `OriginAnswer` that follow the outcome."""
+    expires: float
+    fresh_until: float
+    body: bytes | None
+
+
+def shared_record(gate: Gatekeeper, origin: str) -> SharedRecord | None:
+    """Return the record of an origin for a `Replica` in another process of this machine.
 
     None if the text alone does not decide the next questions, or if it is a large one.
     """
@@ -163,34 +159,13 @@ def shared_record(gate: Gatekeeper, origin: str) -> bytes | None:
     answer = record.current
     about = answer.status, answer.wall, answer.hops, answer.took
     body = None if record.text is None else record.text.body()
-    sent = _SharedRecord(answer.outcome.row.name, about, record.expires, record.fresh_until, body)
-    return _ENCODER.encode(sent)
-
-
-class _SharedRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A fresh record that a text alone decides, as `shared_record` sends it. Its monotonic moments
-    are valid on this machine until the next boot."""
-
-    outcome: str
-    about: tuple[int | None, float, tuple[str, ...], float]
-    """The fields of its `OriginAnswer` that follow the outcome."""
-    expires: float
-    fresh_until: float
-    body: bytes | None
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_SharedRecord)
+    until = record.expires, record.fresh_until
+    return SharedRecord(origin, answer.outcome.row.name, about, *until, body)
 
 
 def _for_replica(config: Config) -> Config:
     """Return the configuration without its state file, its fleet, its signing key and its audit
     record, which a gate that is never opened does not use."""
     storage = msgspec.structs.replace(config.storage, path=None)
-    return msgspec.structs.replace(
-        config,
-        storage=storage,
-        fleet=FleetConfig(),
-        identity=IdentityConfig(),
-        audit=AuditConfig(),
-    )
+    without = {"fleet": FleetConfig(), "identity": IdentityConfig(), "audit": AuditConfig()}
+    return msgspec.structs.replace(config, storage=storage, **without)

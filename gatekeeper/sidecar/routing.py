@@ -20,14 +20,7 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 from aiohttp import HttpVersion11, StreamReader, web
 
-from gatekeeper.client.wire import (
-    PROBLEM_JSON,
-    PROBLEM_TYPE,
-    SANDBOXED,
-    ProblemDocument,
-    encode,
-    retry_after,
-)
+from gatekeeper.client import wire
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.inline import InlineCall
 
@@ -174,6 +167,24 @@ class Route(Generic[_S]):
         return " ".join(self.description.split()).partition(". ")[0].removesuffix(".") + "."
 
 
+class Routes(list[Route[_S]]):
+    """The routes of one module, in their order: each stands above its handler."""
+
+    def __init__(self, **common: Any) -> None:
+        """`common`: what all of them have, unless they say otherwise; see `Route`."""
+        super().__init__()
+        self._common = common
+
+    def add(self, method: str, path: str, **options: Any) -> Callable[[Handler[_S]], Handler[_S]]:
+        """Decorate a handler, to make it a route; `options` are the other fields of `Route`."""
+
+        def decorate(handler: Handler[_S]) -> Handler[_S]:
+            self.append(Route(method, path, handler, **self._common | options))
+            return handler
+
+        return decorate
+
+
 _NO_PARAMETERS: Mapping[str, str] = {}
 
 
@@ -274,10 +285,10 @@ class Problem(Exception):
     held: Holder = _NO_HOLDER
     why: str | None = None
 
-    def document(self, request_id: str | None = None) -> ProblemDocument:
+    def document(self, request_id: str | None = None) -> wire.ProblemDocument:
         """Return the body of the response to the request with that id."""
-        return ProblemDocument(
-            type=PROBLEM_TYPE + self.kind,
+        return wire.ProblemDocument(
+            type=wire.PROBLEM_TYPE + self.kind,
             title=http.HTTPStatus(self.status).phrase,
             status=self.status,
             detail=self.detail,
@@ -292,15 +303,12 @@ class Problem(Exception):
 
     def response(self, request_id: str | None = None) -> web.Response:
         """Return the response to the request with that id."""
-        headers = {"Server": "gatekeeper", **SANDBOXED, **self.headers}
+        headers = {"Content-Type": wire.PROBLEM_JSON, "Server": "gatekeeper", **wire.SANDBOXED}
+        headers |= self.headers
         if self.wait is not None:
-            headers["Retry-After"] = retry_after(self.wait)
-        return web.Response(
-            status=self.status,
-            body=msgspec.json.encode(self.document(request_id)),
-            content_type=PROBLEM_JSON,
-            headers=headers,
-        )
+            headers["Retry-After"] = wire.retry_after(self.wait)
+        body = msgspec.json.encode(self.document(request_id))
+        return web.Response(status=self.status, body=body, headers=headers)
 
 
 # --- Reading query strings and bodies, and writing responses.
@@ -338,16 +346,14 @@ class EmptyObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
     """Return a response with a struct, or with bytes that are JSON already, as its body."""
-    body = value if type(value) is bytes else encode(value)
+    body = value if type(value) is bytes else wire.encode(value)
     return web.Response(status=status, body=body, headers=_JSON_HEADERS)
 
 
 def read_query(text: str, kind: type[_T]) -> _T:
     """Read a query string into a struct. Raises Problem 400, also for unknown parameters."""
     fields: dict[str, str] = {}
-    for pair in text.split("&"):
-        if not pair:
-            continue
+    for pair in filter(None, text.split("&")):
         name, _, value = pair.partition("=")
         name, value = decode(name), decode(value)
         if name in fields:
@@ -415,12 +421,8 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     """
     # The usual spelling first; `content_type` parses the header.
     if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
-        raise Problem(
-            415,
-            "media-type",
-            f"the body must be {JSON}: send it with `Content-Type: {JSON}`, and {{}} where "
-            "there is nothing to say",
-        )
+        detail = f"a body needs `Content-Type: {JSON}`, and {{}} where there is nothing to say"
+        raise Problem(415, "media-type", detail)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")
     body = await read_octets(request, limit)

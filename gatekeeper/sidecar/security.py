@@ -14,7 +14,6 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from aiohttp import web
 from cachetools import LRUCache
@@ -57,12 +56,8 @@ class Networks:
             ip = ipaddress.ip_address(str(address).partition("%")[0])
         except ValueError:
             return False
-        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        return any(ip.version == net.version and ip in net for net in self._ranges)
-
-
-_IMPLIED: Final = {Role.CRAWL: {Role.CHECK}, Role.ADMIN: {Role.CHECK}}
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        return any(ip in network for network in self._ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +120,19 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
     """
     if path is None:
         return Tokens()
+    where = f"server.token_file: {path}"
     try:
         text, mode = read_file(path)
-    except OSError as error:
-        remedy = "give a file that holds bearer tokens, one a line"
-        raise ConfigError(f"server.token_file: {path}: {error.strerror}; {remedy}") from error
-    try:
         if os.name == "posix" and mode & 0o022:
             raise ConfigError(f"others may write to it (mode {mode:04o}): `chmod go-w` it")
         found = _tokens_of([line.strip() for line in text.splitlines()])
+    except OSError as error:
+        remedy = "give a file that holds bearer tokens, one a line"
+        raise ConfigError(f"{where}: {error.strerror}; {remedy}") from error
     except ConfigError as error:
-        raise ConfigError(f"server.token_file: {path}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     if warn and os.name == "posix" and mode & 0o044:
-        _log.warning(
-            "server.token_file: %s: others may read it (mode %04o); `chmod go-r` keeps it secret",
-            path,
-            mode,
-        )
+        _log.warning("%s: others may read it (mode %04o): `chmod go-r` it", where, mode)
     return found
 
 
@@ -163,10 +154,8 @@ def _tokens_of(lines: list[bytes]) -> Tokens:
         if value in first:
             raise ConfigError(f"line {number}: a token that occurs twice, first in {first[value]}")
         if names[name] == _MAX_TOKENS_OF_CLIENT:
-            whose = f" of {name!r}" if name else ""
-            raise ConfigError(
-                f"line {number}: {names[name] + 1} tokens{whose}; each client has one or two"
-            )
+            given = f"{names[name] + 1} tokens" + (f" of {name!r}" if name else "")
+            raise ConfigError(f"line {number}: {given}; each client has one or two")
         if len(found) == _MAX_TOKENS:
             raise ConfigError(f"line {number}: more than {_MAX_TOKENS} tokens")
         first[value] = number
@@ -181,21 +170,16 @@ def _token_of(line: bytes, number: int) -> Token:
     """Read a line `name:role:token`. Bearer tokens hold no colon (RFC 6750 section 2.1)."""
     name, _, rest = line.decode("utf-8", "replace").partition(":")
     roles, _, value = rest.partition(":")
-    known = {role.value: role for role in Role}
-    wanted = [known.get(role.strip()) for role in roles.split(",")]
-    if ":" in value or not value or None in wanted:
-        raise ConfigError(
-            f"line {number}: write `token`, or `name:role:token` with the roles "
-            f"{', '.join(known)} (several with commas)"
-        )
+    given = {role.strip() for role in roles.split(",")}
+    if ":" in value or not value or not given <= set(Role):
+        form = f"`name:role:token` with the roles {', '.join(Role)} (several with commas)"
+        raise ConfigError(f"line {number}: write `token`, or {form}")
     if not _CLIENT_NAME.fullmatch(name) or _RESERVED_NAME.fullmatch(name):
         raise ConfigError(
             f"line {number}: a client's name begins with a letter, holds letters, digits, `.`, "
             "`_` and `-`, at most 64, and is none of `token-N`, `local`, `earlier`, `certificate`"
         )
-    given = {role for role in wanted if role is not None}
-    implied = {more for role in given for more in _IMPLIED.get(role, ())}
-    return Token(value.strip().encode(), name, frozenset(given | implied))
+    return Token(value.strip().encode(), name, frozenset({*map(Role, given), Role.CHECK}))
 
 
 class Admission:
@@ -252,9 +236,7 @@ class Admission:
             return
         host = headers.get("Host", "").lower()
         if host not in hosts and not (ANY_LITERAL in hosts and _is_literal(host)):
-            raise Problem(
-                403, "host", "this Host header is not accepted; server.allowed_hosts adds others"
-            )
+            raise Problem(403, "host", "server.allowed_hosts does not list this Host header")
         origin = headers.get("Origin")
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise Problem(403, "origin", "requests from other origins are refused")
@@ -287,17 +269,11 @@ def _no_token(headers: Mapping[str, str]) -> Problem:
 
 
 def _no_role(token: Token, needs: frozenset[Role]) -> Problem:
-    wanted = " or ".join(sorted(needs))
-    return Problem(
-        403,
-        "role",
-        f"the token of {token.name} is for {', '.join(sorted(token.roles))}; this needs {wanted}",
-        # RFC 6750 section 3.1
-        headers={
-            "WWW-Authenticate": 'Bearer realm="gatekeeper", error="insufficient_scope", '
-            f'scope="{" ".join(sorted(needs))}"'
-        },
-    )
+    given, wanted = ", ".join(sorted(token.roles)), " or ".join(sorted(needs))
+    detail = f"the token of {token.name} is for {given}; this needs {wanted}"
+    challenge = 'Bearer realm="gatekeeper", error="insufficient_scope", '  # RFC 6750 section 3.1
+    challenge += f'scope="{" ".join(sorted(needs))}"'
+    return Problem(403, "role", detail, headers={"WWW-Authenticate": challenge})
 
 
 def _is_literal(host: str) -> bool:
@@ -342,9 +318,9 @@ class ClientLimits:
         requests, and when it falls below it again."""
         self._clock = clock
         self._on_limit = on_limit or (lambda client, at_limit: None)
-        self.adjust(server)
         self._under_way: dict[str, int] = {}
         """Requests under way, by client."""
+        self.adjust(server)
         # The bucket unused for the longest time is the fullest: full is as good as absent.
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(_MAX_BUCKETS)
         """Token buckets by client: level, and the monotonic moment of the level."""
@@ -355,9 +331,10 @@ class ClientLimits:
 
         In a worker the owner tells afterwards which clients are at the new limit.
         """
-        self._at_limit_elsewhere: set[str] = set()
-        self._max_concurrent = server.client_concurrency
+        most = self._max_concurrent = server.client_concurrency
         self._rate = server.client_rate
+        self.at_limit: set[str] = {one for one, n in self._under_way.items() if n >= most}
+        """The clients at their limit of concurrent requests; in a worker as the owner counts."""
 
     def samples(self) -> Samples:
         """Return the samples for /metrics: sums, since client addresses are unbounded (T10)."""
@@ -377,31 +354,18 @@ class ClientLimits:
             self._take_token(client, self._rate)
         self._under_way[client] = under_way + 1
         if under_way + 1 == self._max_concurrent:
+            self.at_limit.add(client)
             self._on_limit(client, True)
 
     def may_skip(self, client: str) -> bool:
         """Return whether a request answered inline may skip `enter`: no limit can affect it."""
-        if client in self._at_limit_elsewhere:
-            return False
-        return self._rate is None and self._under_way.get(client, 0) < self._max_concurrent
-
-    def set_at_limit(self, client: str, at_limit: bool) -> None:
-        """Note whether a client is at its limit, as counted by the owner process."""
-        if at_limit:
-            self._at_limit_elsewhere.add(client)
-        else:
-            self._at_limit_elsewhere.discard(client)
-
-    @property
-    def at_limit(self) -> list[str]:
-        """The clients at their limit of concurrent requests."""
-        most = self._max_concurrent
-        return [client for client, under_way in self._under_way.items() if under_way >= most]
+        return self._rate is None and client not in self.at_limit
 
     def leave(self, client: str) -> None:
         """Count a request that ends."""
         under_way = self._under_way[client] - 1
         if under_way + 1 == self._max_concurrent:
+            self.at_limit.discard(client)
             self._on_limit(client, False)
         if under_way:
             self._under_way[client] = under_way
@@ -429,22 +393,21 @@ class ClientLimits:
 
 _PAIR = ("tls_cert", "tls_key")
 _TLS_SETTINGS = (*_PAIR, "tls_client_ca")
+_CERTIFICATE, _KEY = "CERTIFICATE-----", "PRIVATE KEY-----"
 
 
 class Certificates:
-    """The TLS context of the listeners, and the digests of the files it was made from.
+    """The TLS context of the listeners, and the files it was made from.
 
     `context` is None without TLS. `authorities`: the CA certificates for clients in PEM, if not
     those in the file. Raises ConfigError.
     """
 
     def __init__(self, server: ServerConfig, authorities: str | None = None) -> None:
-        self._server = server
-        self._file_digests = _read_digests(server)
-        self._authorities = authorities
-        if server.tls_client_ca is not None and authorities is None:
-            self._authorities = _read_pem("tls_client_ca", server.tls_client_ca)
-        self.context: ssl.SSLContext | None = tls_context(server, authorities)
+        self._paths = _tls_paths(server)
+        self._files = _read_pems(self._paths)
+        self._authorities = authorities or self._files.get("tls_client_ca")
+        self.context: ssl.SSLContext | None = self._make_context()
         """The context of the next connection."""
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
@@ -453,39 +416,85 @@ class Certificates:
         The authorities stay the old ones: a context in use can't replace them. If `server` names
         other paths, nothing is loaded, since that needs a restart. Raises ConfigError.
         """
-        if any(getattr(server, name) != getattr(self._server, name) for name in _TLS_SETTINGS):
+        if _tls_paths(server) != self._paths:
             return None
-        if _read_digests(server) == self._file_digests:
-            return None
-        return Certificates(server, self._authorities)
+        new = Certificates(server, self._authorities)
+        return None if new._files == self._files else new
 
-    def apply(self, new: Certificates) -> tuple[list[str], list[str]]:
+    def apply(self, new: Certificates) -> list[str]:
         """Present the new certificate from the next connection on. Reads no files and can't fail.
 
-        Return the settings whose files are in force now, and those that need a restart. The latter
-        is the case for `tls_client_ca`: a client admitted by an authority that was removed could
-        resume its TLS session.
+        Return the settings whose files have changed. Certificate and key are in force now. The
+        authorities need a restart: a client admitted by one that was removed could resume its TLS
+        session.
         """
-        old, now = self._file_digests, new._file_digests
-        changed = [name for name in _TLS_SETTINGS if old.get(name) != now.get(name)]
-        pair = [f"server.{name}" for name in changed if name in _PAIR]
-        restart = [f"server.{name}" for name in changed if name not in _PAIR]
-        if pair:
+        changed = [name for name, text in new._files.items() if text != self._files[name]]
+        if not set(changed).isdisjoint(_PAIR):
             self.context = new.context
-            self._file_digests = old | {name: now[name] for name in _PAIR}
-        return pair, restart
+            self._files |= {name: new._files[name] for name in _PAIR}
+        return [f"server.{name}" for name in changed]
 
-
-def _read_digests(server: ServerConfig) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for name in _TLS_SETTINGS:
-        path = getattr(server, name)
-        if path is not None:
+    def _make_context(self) -> ssl.SSLContext | None:
+        if not self._paths:
+            return None
+        if not set(_PAIR) <= self._paths.keys():
+            raise ConfigError("server.tls_cert and server.tls_key must be set together")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load_pair(context, self._paths["tls_cert"], self._paths["tls_key"])
+        if self._authorities is not None:
+            plain = self._authorities.encode("ascii", "replace")  # comments may hold anything
             try:
-                found[name] = hashlib.sha256(read_file(path)[0]).digest()
+                context.load_verify_locations(cadata=plain.decode())
             except OSError as error:
-                raise ConfigError(f"server.{name}: {path}: {error.strerror}") from error
+                problem = f"tls_client_ca {self._paths['tls_client_ca']} {_damage(error)}"
+                raise ConfigError(f"server.tls_*: {problem}") from error
+            # Optional here and required for each request, so that probes need no certificate.
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    def _load_pair(self, context: ssl.SSLContext, cert: str, key: str) -> None:
+        """Load certificate and key into a context. Raises ConfigError that names the wrong file."""
+        try:
+            # Nobody is asked for a passphrase: a service has no terminal.
+            context.load_cert_chain(cert, key, lambda: "")
+        except OSError as error:  # ssl.SSLError is one
+            problem = f"tls_cert, tls_key {cert}, {key} {_damage(error)}"
+            if "ENCRYPTED" in self._files["tls_key"]:
+                problem = f"tls_key {key} is encrypted; give a key without a passphrase"
+            elif getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+                problem = f"tls_key {key} is not the key of the certificate in tls_cert {cert}; "
+                problem += "give the two that were made together (their certificate comes first)"
+            raise ConfigError(f"server.tls_*: {problem}") from error
+
+
+def _tls_paths(server: ServerConfig) -> dict[str, str]:
+    """Return the files that the settings of TLS name, by setting."""
+    return {name: path for name in _TLS_SETTINGS if (path := getattr(server, name)) is not None}
+
+
+def _read_pems(paths: Mapping[str, str]) -> dict[str, str]:
+    """Read the files of TLS, by setting. Raises ConfigError for one that holds something else."""
+    found: dict[str, str] = {}
+    for name, path in paths.items():
+        try:
+            found[name] = read_file(path)[0].decode("latin-1")
+        except OSError as error:
+            raise ConfigError(f"server.tls_*: {name} {path}: {error.strerror}") from error
+    cert, key = found.get("tls_cert", ""), found.get("tls_key", "")
+    swapped = _CERTIFICATE not in cert and _CERTIFICATE in key and _KEY in cert
+    for name, text in found.items():
+        mark, what = (_KEY, "private key") if name == "tls_key" else (_CERTIFICATE, "certificate")
+        if mark not in text:
+            hint = f'which has a line "-----BEGIN {mark}"'
+            hint = "but tls_key does: swap them" if swapped else hint
+            raise ConfigError(f"server.tls_*: {name} {paths[name]} holds no {what} in PEM, {hint}")
     return found
+
+
+def _damage(error: OSError) -> str:
+    why = str(getattr(error, "reason", None) or error.strerror or error)
+    return f"may be damaged or cut short ({why.replace('_', ' ').lower()})"
 
 
 # --- Checks of the configuration that need the file system or the open sockets.
@@ -498,110 +507,15 @@ def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> N
     """
     if tokens or server.tls_client_ca is not None:
         return
+    problem = "can be reached from other machines: listen on 127.0.0.1 or a socket, or set"
     if where.startswith(UNIX):
-        raise ConfigError(
-            f"{where} can be written to by other users: set SocketMode=0600 in its unit, or "
-            "server.token_file"
-        )
-    raise ConfigError(
-        f"{where} can be reached from other machines: set server.token_file or "
-        "server.tls_client_ca, or listen on 127.0.0.1 or a socket"
-    )
+        problem = "can be written to by other users: set SocketMode=0600 in its unit, or"
+    raise ConfigError(f"{where} {problem} server.token_file or server.tls_client_ca")
 
 
 def exposed_address(names: Iterable[tuple[str, int]]) -> str | None:
     """Describe the first address that other machines can reach. Return None if there is none."""
-    for address, port in names:
-        if not is_loopback(address):
-            return f"{address} port {port}"
-    return None
-
-
-def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSLContext | None:
-    """Return the configured TLS context, or None without TLS. Raises ConfigError.
-
-    `authorities`: the CA certificates for clients in PEM, if not those in the file.
-    """
-    if server.tls_cert is None or server.tls_key is None:
-        if (server.tls_cert, server.tls_key, server.tls_client_ca) != (None, None, None):
-            raise ConfigError("server.tls_cert and server.tls_key must be set together")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_pair(context, server.tls_cert, server.tls_key)
-    if server.tls_client_ca is not None:
-        text = _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
-        plain = (authorities or text).encode("ascii", "replace")  # comments may hold anything
-        try:
-            context.load_verify_locations(cadata=plain.decode())
-        except OSError as error:
-            raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
-        # Optional here and required for each request, so that probes need no certificate.
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
-def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Load certificate and key into a context. Raises ConfigError that names the wrong file."""
-    cert_pem, key_pem = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
-    if _CERTIFICATE not in cert_pem and _CERTIFICATE in key_pem and _KEY in cert_pem:
-        raise ConfigError(
-            f"server.tls_*: tls_cert {cert} holds the key and tls_key {key} the certificate: "
-            "swap them"
-        )
-    _demand_pem("tls_cert", cert, cert_pem, _CERTIFICATE)
-    _demand_pem("tls_key", key, key_pem, _KEY)
-    encrypted: list[bool] = []
-
-    def passphrase() -> str:
-        encrypted.append(True)  # nobody is asked: a service has no terminal
-        return ""
-
-    try:
-        context.load_cert_chain(cert, key, passphrase)
-    except OSError as error:  # ssl.SSLError is one
-        if encrypted:
-            raise ConfigError(
-                f"server.tls_*: tls_key {key} is encrypted; give a key without a passphrase "
-                "(openssl pkey -in KEY -out PLAIN), readable for the service alone"
-            ) from error
-        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-            raise ConfigError(
-                f"server.tls_*: tls_key {key} is not the key of the certificate in tls_cert "
-                f"{cert}; give the two that were made together (the certificate itself first in "
-                "its file, before those of its issuers)"
-            ) from error
-        raise _unusable("tls_cert, tls_key", f"{cert}, {key}", error) from error
-
-
-_CERTIFICATE, _KEY = "CERTIFICATE-----", "PRIVATE KEY-----"
-
-
-def _read_pem(setting: str, path: str, mark: str = "") -> str:
-    try:
-        text = read_file(path)[0].decode("latin-1")
-    except OSError as error:
-        problem = f"server.tls_*: {setting} {path}: {error.strerror}"
-        raise ConfigError(problem) from error
-    _demand_pem(setting, path, text, mark)
-    return text
-
-
-def _demand_pem(setting: str, path: str, text: str, mark: str) -> None:
-    if mark not in text:
-        what = "certificate" if mark == _CERTIFICATE else "private key"
-        raise ConfigError(
-            f"server.tls_*: {setting} {path} holds no {what} in PEM, which has a line "
-            f'"-----BEGIN {mark}"'
-        )
-
-
-def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
-    why = getattr(error, "reason", None) or error.strerror or str(error)
-    return ConfigError(
-        f"server.tls_*: {setting} {path} can't be read ({why.replace('_', ' ').lower()}): it may "
-        "be damaged or cut short"
-    )
+    return next((f"{host} port {port}" for host, port in names if not is_loopback(host)), None)
 
 
 def accepted_hosts(server: ServerConfig, names: Iterable[tuple[str, int]]) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import secrets
@@ -15,50 +16,37 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
 
-from gatekeeper import errors, urls
+from gatekeeper import __version__, errors, urls
 from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
+from gatekeeper.fetching.outcomes import Retrieval
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.library_internals import HEAD_LIMITS
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.waiters import Entrance
+from gatekeeper.sidecar import routing, security
 from gatekeeper.sidecar.background import FileReader, OriginLearner
 from gatekeeper.sidecar.channel import Configure
 from gatekeeper.sidecar.held_leases import LeaseJournal, LeaseTable
 from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
 from gatekeeper.sidecar.lease_requests import OpenStreams
+from gatekeeper.sidecar.listening import Acceptor, Inline, Server
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
-from gatekeeper.sidecar.metrics import Metrics, gate_samples
+from gatekeeper.sidecar.metrics import Metrics, Samples, gate_samples
 from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed
 from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
 from gatekeeper.sidecar.replica import GateAnswers
-from gatekeeper.sidecar.routing import (
-    METHODS,
-    Call,
-    EmptyObject,
-    Holder,
-    Problem,
-    Role,
-    Route,
-    Router,
-)
-from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
-from gatekeeper.sidecar.workers import Owner
-
-if TYPE_CHECKING:
-    from gatekeeper.fetching.outcomes import Retrieval
-    from gatekeeper.gate import Gatekeeper
-    from gatekeeper.pacing.ledger import ScopeView
-    from gatekeeper.sidecar.listening import Acceptor, Inline, Server
-    from gatekeeper.sidecar.metrics import Samples
-    from gatekeeper.sidecar.security import Certificates
-    from gatekeeper.sidecar.workers import Workers
+from gatekeeper.sidecar.routing import Call, EmptyObject, Holder, Problem, Role, Route, Router
+from gatekeeper.sidecar.security import Admission, Certificates, ClientLimits, Networks, Tokens
+from gatekeeper.sidecar.workers import Owner, Workers
 
 _T = TypeVar("_T")
 MAX_PER_ITERATION = 250
@@ -75,11 +63,13 @@ MAX_BACKGROUND = 1000
 DIAGNOSTICS = ("/healthz", "/readyz", "/metrics")
 """The paths that the listener of `server.diagnostics` serves."""
 _PROBLEMS = (
-    (errors.InvalidURL, 400, "invalid-url", None),
-    (errors.ConfigError, 400, "bad-request", None),
-    (errors.StorageError, 503, "storage", 5),
+    (errors.GateClosed, 503, "closing", 5, "the service is shutting down"),
+    (errors.InvalidURL, 400, "invalid-url", None, ""),
+    (errors.ConfigError, 400, "bad-request", None, ""),
+    (errors.StorageError, 503, "storage", 5, ""),
+    (TimeoutError, 504, "timeout", None, "the answer did not come in time"),
 )
-"""Errors whose text is what the client is told: the status, the kind of problem, and its wait."""
+"""Errors with their status, kind of problem, wait, and what the client is told: else their text."""
 
 
 class Service:
@@ -94,22 +84,20 @@ class Service:
         answers: GateAnswers | None = None,
         tokens: Tokens | None = None,
         clock: Clock | None = None,
-        version: str = "0",
+        version: str = __version__,
         reread: Callable[[], Config] | None = None,
         lease_journal: LeaseJournal | None = None,
-        certificates: Certificates | None = None,
         exposed: str | None = None,
         addresses: Sequence[tuple[str, int]] = (),
         diagnostics: Sequence[tuple[str, int]] = (),
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
-        """`routes` are those of `routes.table`. `answers` are a worker's.
+        """`routes` are those of `routes.table`, `answers` a worker's. `workers` answer questions.
 
         `addresses` are those of the TCP listeners, from which the accepted Host headers follow; a
         unix socket has none, and takes any (T4). `diagnostics` are those of the listener for
-        health and metrics. `sources` returns where the settings came from. `workers` answer
-        questions.
+        health and metrics. `sources` returns where the settings came from.
         """
         self.gate = gate
         self.answers: GateAnswers = answers or GateAnswers(gate)
@@ -128,17 +116,20 @@ class Service:
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
         self._read_sources = sources
-        self.certificates = certificates
+        self.certificates: Certificates = Certificates(config.server)
         """The certificates of the listeners."""
         self.exposed = exposed
         """Description of a listener that others can reach, or None (T5)."""
-        self._grace = True
+        self.grace: bool = True
+        """Whether `drain` waits for `drain_grace`, so that clients and load balancers notice."""
         self._drain_ended = False
         self.addresses = addresses
         self.diagnostics = diagnostics
         self.workers = workers
         self._tasks = OwnedTasks()
-        self._session: aiohttp.ClientSession | None = None
+        if gate.parts.guard is not None:
+            for address, port in (*addresses, *diagnostics):
+                gate.parts.guard.listens_on(address, port)  # T3: even within an allowed range
         self._prepare_accounts(config, feed)
         self._prepare_requests(routes)
         self.apply_config(config, tokens or Tokens())
@@ -178,6 +169,8 @@ class Service:
         """Makes a span for each request, or None."""
         self.handle: RequestHandler = self._handle
         """Handles one request; every error becomes a problem document."""
+        self.handle_diagnostics: RequestHandler = functools.partial(self._handle, diagnostics=True)
+        """Handles a request to the listener of `server.diagnostics`."""
         self.inline: Inline | None = self.answer_inline
         """Answers requests that need no waiting as soon as they are read. None with tracing."""
         if self.tracing is not None:
@@ -192,20 +185,17 @@ class Service:
         `restart_required`: settings that changed in the file, but need a restart.
         """
         trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
-        hosts = accepted_hosts(config.server, self.addresses) if self.addresses else None
+        hosts = security.accepted_hosts(config.server, self.addresses) if self.addresses else None
+        probed = security.accepted_hosts(config.server, self.diagnostics)
         # No await from here on: no request sees half of the new settings (T17).
         self.config: Config = config
         self.restart_required: Sequence[str] = restart_required
         self.sources: Mapping[str, str] = self._read_sources()
         """Where each setting in force came from, by its dotted name. Defaults are absent."""
         self.trusted_peers = trusted
-        self.forward_auth_hosts: frozenset[str] = frozenset(
-            host.lower() for host in config.server.forward_auth_hosts
-        )
+        self.forward_auth_hosts = frozenset(map(str.lower, config.server.forward_auth_hosts))
         self.admission: Admission = Admission(config.server, tokens=tokens, hosts=hosts)
-        self._diagnostics_admission = Admission(
-            config.server, tokens=tokens, hosts=accepted_hosts(config.server, self.diagnostics)
-        )
+        self._diagnostics_admission = Admission(config.server, tokens=tokens, hosts=probed)
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
@@ -220,7 +210,6 @@ class Service:
             tokens=self.admission.tokens.tokens,
             rules=self.gate.parts.scheduler.host_rules.entries(),
             identity=self.gate.user_agent,
-            version=self.version,
             addresses=list(self.addresses),
         )
 
@@ -270,24 +259,22 @@ class Service:
             return "the journal of leases can't be written (storage)"
         return "our own network seems to be down"
 
-    @property
+    @functools.cached_property
     def session(self) -> aiohttp.ClientSession:
         """The session of `/v1/fetch`, opened when first used.
 
         It is guarded, decides and paces each hop, and does not decode bodies.
         """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=self.gate.parts.make_connector(),
-                middlewares=(self.gate.middleware,),
-                headers={"User-Agent": self.gate.user_agent},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,  # T19
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
-                **HEAD_LIMITS,
-            )
-        return self._session
+        return aiohttp.ClientSession(
+            connector=self.gate.parts.make_connector(),
+            middlewares=(self.gate.middleware,),
+            headers={"User-Agent": self.gate.user_agent},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,  # T19
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
+            **HEAD_LIMITS,
+        )
 
     def background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T] | None:
         """Run a coroutine in the background and return its task. Return None if too many run.
@@ -312,13 +299,8 @@ class Service:
         await self.operators.close()
         await self._tasks.close()
         await self.learner.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def skip_grace(self) -> None:
-        """Skip `drain_grace`, the time for clients and load balancers to notice."""
-        self._grace = False
+        if "session" in vars(self):
+            await self.session.close()
 
     def end_drain(self) -> None:
         """Wait no longer for leases and streams, whether `drain` has begun or not."""
@@ -328,7 +310,7 @@ class Service:
     def drain_seconds(self) -> float:
         """Maximum duration of `drain` in seconds."""
         server = self.config.server
-        return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
+        return server.drain_timeout + (server.drain_grace if self.grace else 0.0)
 
     async def drain(self, sites: Sequence[Acceptor], servers: Sequence[Server] = ()) -> None:
         """Become unready, wait a limited time for leases and streams to end, then stop listening.
@@ -338,7 +320,7 @@ class Service:
         the unready service before connections are refused.
         """
         end = self.clock.monotonic() + self.drain_seconds
-        grace = self.config.server.drain_grace if self._grace else 0.0
+        grace = self.config.server.drain_grace if self.grace else 0.0
         self.phase = "draining"
         for server in servers:
             server.drain()
@@ -394,10 +376,6 @@ class Service:
         if self.tracing is not None:
             self.tracing.retrieved(origin, retrieval, seconds)
 
-    async def handle_diagnostics(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Handle a request to the listener of `server.diagnostics`."""
-        return await self._handle(request, diagnostics=True)
-
     async def _handle(
         self, request: web.BaseRequest, *, diagnostics: bool = False
     ) -> web.StreamResponse:
@@ -411,16 +389,14 @@ class Service:
                     del self._answers[call]
         except Exception as raised:  # noqa: BLE001 - the only place where errors become responses
             error = call.refused if limit.expired() and call.refused is not None else raised
-            if _partly_sent(request):
-                _reset_connection(request)
+            if _reset_if_begun(request):
                 await self._problem(error, call)  # logs an unexpected error
                 raise ConnectionResetError("the answer broke off") from error
             response = (await self._problem(error, call)).response(call.id)
         except asyncio.CancelledError:
-            if _partly_sent(request):
-                _reset_connection(request)
+            _reset_if_begun(request)
             raise
-        method = request.method if request.method in METHODS else "other"
+        method = request.method if request.method in routing.METHODS else "other"
         self.metrics.count_response(call.where, method, response.status)
         if not response.prepared:
             response.headers["X-Request-Id"] = call.id
@@ -507,13 +483,9 @@ class Service:
             return self.refusal(error)
         if isinstance(error, errors.LeaseTimeout):
             return await self.lease_timeout(error, call)
-        if isinstance(error, errors.GateClosed):
-            return Problem(503, "closing", "the service is shutting down", wait=5)
-        for kind, status, name, wait in _PROBLEMS:
+        for kind, status, name, wait, told in _PROBLEMS:
             if isinstance(error, kind):
-                return Problem(status, name, str(error), wait=wait)
-        if isinstance(error, asyncio.TimeoutError):
-            return Problem(504, "timeout", "the answer did not come in time")
+                return Problem(status, name, told or str(error), wait=wait)
         _log.error("request %s failed", call.id, exc_info=error)
         return Problem(500, "internal", f"an internal error; the log names it {call.id}")
 
@@ -543,14 +515,8 @@ class Service:
         holder = await self._holder(host, call)
         why, until = self.gate.parts.scheduler.held_up(host)
         retry_at = error.retry_at or (utc(until) if until else None)
-        return Problem(
-            429,
-            "not-yet",
-            f"{error}{holder}",
-            wait=self.seconds_until(retry_at),
-            held=holder,
-            why=None if why == "turn" else why,
-        )
+        wait, known = self.seconds_until(retry_at), None if why == "turn" else why
+        return Problem(429, "not-yet", f"{error}{holder}", wait=wait, held=holder, why=known)
 
     async def _holder(self, host: str, call: Call) -> Holder:
         """Describe the lease that holds the host; whose it is only to its client and admins (T15).
@@ -576,21 +542,17 @@ class Service:
         return 1.0 if moment is None else moment.timestamp() - self.clock.wall()
 
 
-def _partly_sent(request: web.BaseRequest) -> bool:
-    """Return whether part of a response was sent: a second response would end up in its body."""
-    return request.writer.output_size > 0
+def _reset_if_begun(request: web.BaseRequest) -> bool:
+    """Reset the connection if part of a response was sent. Return whether that was so.
 
-
-def _reset_connection(request: web.BaseRequest) -> None:
-    """Reset the connection of a response that can't be completed.
-
-    A plain close would be the regular end of a body without a Content-Length.
+    A second response would end up in its body, and a plain close would be the regular end of a body
+    without a Content-Length.
     """
-    transport = request.transport
-    if transport is None:
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-    transport.abort()
+    begun, transport = request.writer.output_size > 0, request.transport
+    if begun and transport is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+        transport.abort()
+    return begun

@@ -19,29 +19,24 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final, cast
 
 import msgspec
 
-from gatekeeper.clock import OwnedTasks
+from gatekeeper.clock import OwnedTasks, SingleTimer, SystemClock
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar import channel
+from gatekeeper.sidecar import channel, listening
 from gatekeeper.sidecar.channel import Channel, HandOver, Message
 from gatekeeper.sidecar.inline import NotPlainError, Request, read
-from gatekeeper.sidecar.listening import (
-    QUESTION_PATH,
-    address_of,
-    loop_factory,
-    raise_file_limit,
-    rare_collections,
-)
 from gatekeeper.sidecar.logs import set_up_logging
-from gatekeeper.sidecar.replica import Replica
+from gatekeeper.sidecar.replica import Replica, SharedRecord
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
+_CLOCK: Final = SystemClock()
 
 _REPORT_SECONDS: Final = 0.2
 """Seconds between two reports of the counts to the owner."""
@@ -77,17 +72,16 @@ class _WorkerConnection(asyncio.Protocol):
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = SingleTimer(_CLOCK, self.pass_on)
         self._remote: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start reading, or pass the connection on if this worker has too many."""
         self.transport = cast("asyncio.Transport", transport)
-        self._remote = address_of(transport)
+        self._remote = listening.address_of(transport)
         worker = self._worker
         worker.clients.add(self)
-        full = len(worker.clients) > worker.max_connections
-        if full or worker.done.done():
+        if len(worker.clients) > worker.max_connections or worker.done.done():
             self.pass_on()
         elif self._unanswered:
             unanswered, self._unanswered = self._unanswered, b""
@@ -97,7 +91,7 @@ class _WorkerConnection(asyncio.Protocol):
         """Remove the connection from the worker."""
         self._worker.clients.discard(self)
         self._waiting = False
-        self._stop_timer()
+        self._timer.cancel()
 
     def pause_writing(self) -> None:
         """Read no further requests from a client that does not read its answers."""
@@ -125,7 +119,7 @@ class _WorkerConnection(asyncio.Protocol):
         except NotPlainError:
             self.pass_on()
             return
-        if request is not None and not request.target.startswith(QUESTION_PATH):
+        if request is not None and not request.target.startswith(listening.QUESTION_PATH):
             self.pass_on()
         elif request is not None and not request.missing:
             self._answer_question(request)
@@ -141,7 +135,8 @@ class _WorkerConnection(asyncio.Protocol):
         if answer is not None:
             self.transport.write(answer)
             self._unanswered, self._answered = b"", True
-            self._stop_timer()
+            if self._timer.when < inf:  # seldom, and each question asks
+                self._timer.cancel()
         elif worker.missing_origin is None or request.method != "GET":
             self.pass_on()  # a batch may lack the records of many origins
         else:
@@ -150,8 +145,7 @@ class _WorkerConnection(asyncio.Protocol):
             self._wait()
 
     def _wait(self) -> None:
-        if self._timer is None:
-            self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
+        self._timer.set_no_later(_CLOCK.monotonic() + _WAIT_SECONDS)
 
     def retry(self) -> None:
         """Try again, now that the owner has sent the record."""
@@ -162,8 +156,7 @@ class _WorkerConnection(asyncio.Protocol):
     def sweep(self) -> None:
         """Close the connection if it was idle for too many sweeps."""
         self._idle_sweeps += 1
-        allowed = _MAX_IDLE_SWEEPS if self._answered else 1
-        if self._idle_sweeps > allowed:
+        if self._idle_sweeps > (_MAX_IDLE_SWEEPS if self._answered else 1):
             self.transport.close()
 
     def pass_on(self) -> None:
@@ -171,23 +164,18 @@ class _WorkerConnection(asyncio.Protocol):
         transport = self.transport
         if transport.is_closing():
             return
-        self._stop_timer()
+        self._timer.cancel()
         self._waiting = False
         if not self._passing_on:
             self._passing_on = True
             transport.pause_reading()
         if transport.get_write_buffer_size():
-            self._timer = self._worker.loop.call_later(_POLL_SECONDS, self.pass_on)
+            self._timer.set(_CLOCK.monotonic() + _POLL_SECONDS)
             return
         fd = transport.get_extra_info("socket").fileno()
         self._worker.channel.send(HandOver(self._unanswered), fd)
         self._worker.clients.discard(self)
         transport.abort()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class _WorkerProcess:
@@ -215,12 +203,12 @@ class _WorkerProcess:
         self._tasks = OwnedTasks()
         self._opening = OwnedTasks()
         """Tasks of connections that were accepted and are not among `clients` yet."""
-        self._report_timer: asyncio.TimerHandle | None = None
+        self._report_timer = SingleTimer(_CLOCK, self._report)
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
             channel.Configure: self._configure,
-            channel.SharedRecord: self._store_record,
-            channel.DropRecords: self._drop_records,
+            SharedRecord: self._store_record,
+            channel.DropRecord: self._drop_record,
             channel.ClientAtLimit: self._on_client_limit,
             channel.Sync: self._on_sync,
             channel.Stop: lambda _message: self.stop(None),
@@ -241,8 +229,6 @@ class _WorkerProcess:
         finally:
             await self._tasks.close()
             await self._opening.close()
-            if self._service is not None:
-                self._replica.close()
             self.channel.close()
         return why
 
@@ -267,50 +253,42 @@ class _WorkerProcess:
 
     def _configure(self, message: channel.Configure) -> None:
         """Put a configuration in force; the first one starts the service."""
-        config = message.config
-        tokens = Tokens(message.tokens)
+        config, tokens = message.config, Tokens(message.tokens)
         if self._service is None:
-            self._start(message, tokens)
+            set_up_logging(config.server)
+            self._replica = Replica(message.identity, config, wanted=self._request_record)
+            self._service = Service(
+                self._replica.gate,
+                config,
+                ROUTES,
+                answers=self._replica,
+                tokens=tokens,
+                addresses=message.addresses,
+            )
+            self.max_connections = listening.raise_file_limit().clients
+            self._tasks.start(self._service.log.run())
+            self.channel.send(channel.Ready())
         else:
             self._replica.adjust(config)
             self._service.apply_config(config, tokens)
-        self.max_request = config.server.max_body + 2 * config.server.max_header
+        self.max_header = config.server.max_header
+        self.max_request = config.server.max_body + 2 * self.max_header
         self._replica.follow_rules(message.rules)
 
-    def _start(self, message: channel.Configure, tokens: Tokens) -> None:
-        config = message.config
-        set_up_logging(config.server)
-        self._replica = Replica(message.identity, config, wanted=self._request_record)
-        for address, port in message.addresses:
-            if (guard := self._replica.gate.parts.guard) is not None:
-                guard.listens_on(address, port)  # T3
-        self._service = Service(
-            self._replica.gate,
-            config,
-            ROUTES,
-            answers=self._replica,
-            tokens=tokens,
-            addresses=message.addresses,
-            version=message.version,
-        )
-        self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
-        self._tasks.start(self._service.log.run())
-        self.channel.send(channel.Ready())
-
-    def _store_record(self, message: channel.SharedRecord) -> None:
-        self._replica.take_in(message.origin, message.record)
+    def _store_record(self, message: SharedRecord) -> None:
+        self._replica.take_in(message)
         for client in self.waiting.pop(message.origin, ()):
             client.retry()
 
-    def _drop_records(self, message: channel.DropRecords) -> None:
-        self._replica.forget(message.origins)
-        for origin in message.origins:
-            for client in self.waiting.pop(origin, ()):
-                client.pass_on()
+    def _drop_record(self, message: channel.DropRecord) -> None:
+        self._replica.forget(message.origin)
+        for client in self.waiting.pop(message.origin, ()):
+            client.pass_on()
 
     def _on_client_limit(self, message: channel.ClientAtLimit) -> None:
         if self._service is not None:
-            self._service.clients.set_at_limit(message.client, message.at_limit)
+            at_limit = self._service.clients.at_limit
+            (at_limit.add if message.at_limit else at_limit.discard)(message.client)
 
     def _on_sync(self, message: channel.Sync) -> None:
         self._report()
@@ -342,8 +320,8 @@ class _WorkerProcess:
         if self._service is None or self._service.inline is None:
             return None
         answer = self._service.inline(request, remote, transport)
-        if answer is not None and self._report_timer is None:
-            self._report_timer = self.loop.call_later(_REPORT_SECONDS, self._report)
+        if answer is not None and self._report_timer.when == inf:
+            self._report_timer.set(_CLOCK.monotonic() + _REPORT_SECONDS)
         return answer
 
     async def _sweep(self) -> None:
@@ -369,9 +347,7 @@ class _WorkerProcess:
 
     def _report(self) -> None:
         """Send the owner what was counted since the previous call."""
-        if self._report_timer is not None:
-            self._report_timer.cancel()
-            self._report_timer = None
+        self._report_timer.cancel()
         if (service := self._service) is None:
             return
         feed = service.operators.feed
@@ -383,15 +359,12 @@ class _WorkerProcess:
         self._logged = written, dropped
         self.channel.send(
             channel.WorkerCounts(
-                requests=[(*key, n) for key, n in service.metrics.drain_requests().items()],
-                decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
-                origins=[
-                    (origin, one.allow, one.deny, one.defer)
-                    for origin, one in feed.take_counts().items()
-                ],
+                requests=service.metrics.drain_requests(),
+                decisions=decisions,
+                origins=feed.take_counts(),
                 notes=notes,
                 unnoted=count - sum(one.count for one in notes),
-                refused=dict(refused),
+                refused=refused,
                 logged=logged,
                 connections=len(self.clients),
             )
@@ -403,7 +376,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and acts on them
     os.environ.pop("NOTIFY_SOCKET", None)
-    with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+    factory = listening.loop_factory()
+    with listening.rare_collections(), asyncio.Runner(loop_factory=factory) as runner:
         why = runner.run(_serve(socket.socket(fileno=int(sys.argv[-1]))))
     if why is not None:
         _log.error("%s", why)

@@ -28,26 +28,23 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from gatekeeper.clock import OwnedTasks
-from gatekeeper.decision import Reason, Verdict
+from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.records import Record
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar import channel
 from gatekeeper.sidecar.channel import Channel, HandOver, Message
+from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.logs import DecisionLog
+from gatekeeper.sidecar.metrics import Metrics, Samples
+from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed
 from gatekeeper.sidecar.replica import shared_record
-
-if TYPE_CHECKING:
-    from gatekeeper.config import ServerConfig
-    from gatekeeper.gate import Gatekeeper
-    from gatekeeper.sidecar.listening import Server
-    from gatekeeper.sidecar.logs import DecisionLog
-    from gatekeeper.sidecar.metrics import Metrics, Samples
-    from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed
-    from gatekeeper.sidecar.security import ClientLimits
+from gatekeeper.sidecar.security import ClientLimits
 
 _log = logging.getLogger(__name__)
 
@@ -71,23 +68,14 @@ _MAX_QUEUED: Final = 8 << 20
 
 
 def check_workers(server: ServerConfig) -> None:
-    """Check that the other settings, and the system, allow workers. Raises ConfigError."""
-    if not server.workers:
-        return
-    if not hasattr(socket, "send_fds"):
+    """Check that the other settings allow workers. Raises ConfigError."""
+    if server.workers and server.tls_cert is not None:
         raise ConfigError(
-            "server.workers: this system can't hand connections from process to process; set it "
-            "to 0, and run several sidecars with one [fleet] where one is not enough"
+            "server.workers: TLS can't be handed on; put a proxy in front that ends TLS, or set 0"
         )
-    if server.tls_cert is not None:
+    if server.workers and server.client_rate is not None:
         raise ConfigError(
-            "server.workers: a connection with TLS can't be handed from process to process; leave "
-            "server.tls_cert out and put a proxy in front that ends TLS, or set workers to 0"
-        )
-    if server.client_rate is not None:
-        raise ConfigError(
-            "server.workers: server.client_rate is counted by one process; leave one of them out "
-            "(server.client_concurrency and server.client_leases go with workers)"
+            "server.workers: server.client_rate is counted by one process; leave one of them out"
         )
 
 
@@ -145,7 +133,6 @@ class Workers:
         self._round = itertools.count()
         self._sync_numbers = itertools.count(1)
         self._progress = asyncio.Event()
-        self._changed: set[str] = set()
         self.owner: Owner  # set by the service of this process
         self._server: Server  # inside `serving`
         self._tasks = OwnedTasks()
@@ -178,14 +165,13 @@ class Workers:
         for worker in workers:
             worker.ready = False
             worker.send(channel.Stop())
-        if workers:
-            waits = [asyncio.ensure_future(one.process.wait()) for one in workers]
-            _, late = await asyncio.wait(waits, timeout=SYNC_SECONDS)
-            for wait in late:
-                wait.cancel()
-            for worker in workers:
-                worker.kill("did not end")
-                worker.channel.read_rest()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SYNC_SECONDS):
+                for worker in workers:
+                    await worker.process.wait()
+        for worker in workers:
+            worker.kill("did not end")
+            worker.channel.read_rest()
 
     async def _watch(self) -> None:
         """Kill workers that hang, since their clients would wait."""
@@ -291,51 +277,36 @@ class Workers:
             self._configure(worker)
 
     def learnt(self, record: Record) -> None:
-        """Make the workers drop their record of an origin that is about to be stored anew."""
-        if not self._changed:
-            asyncio.get_running_loop().call_soon(self._drop_changed)
-        self._changed.add(record.origin)
+        """Make the workers drop their record of an origin that is about to be stored anew.
 
-    def rules_changed(self) -> None:
-        """Send every worker the operator's rules about hosts, which changed."""
-        self.send_configuration()
+        They ask for the new one by a message, which is read after it was stored.
+        """
+        self._broadcast(channel.DropRecord(record.origin))
+
+    rules_changed = send_configuration  # the operator's rules about hosts are part of it
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
         self._broadcast(channel.ClientAtLimit(client, at_limit))
-
-    def _drop_changed(self) -> None:
-        changed, self._changed = self._changed, set()
-        if changed:
-            self._broadcast(channel.DropRecords(list(changed)))
 
     async def settle(self) -> None:
         """Return when every worker follows all that was sent, and has reported all its counts.
 
         A worker that does not within five seconds is killed.
         """
-        self._drop_changed()
         number = next(self._sync_numbers)
         waiting = [one for one in self._workers.values() if one.ready]
         now = asyncio.get_running_loop().time()
         for worker in waiting:
             worker.sync_sent_at = min(worker.sync_sent_at, now)
             worker.send(channel.Sync(number))
-
-        def done() -> bool:
-            return all(one.synced >= number or not one.ready for one in waiting)
-
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SYNC_SECONDS):
-                await self._until(done)
+                while any(one.ready and one.synced < number for one in waiting):
+                    await self._progress.wait()
         for worker in waiting:
             if worker.ready and worker.synced < number:
                 worker.kill("does not follow")
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        """Return when `done()` is true; it is called again after each `_wake`."""
-        while not done():
-            await self._progress.wait()
 
     def _wake(self) -> None:
         self._progress.set()
@@ -352,7 +323,9 @@ class Workers:
         elif isinstance(message, channel.WorkerCounts):
             self._add_counts(worker, message)
         elif isinstance(message, channel.RecordRequest):
-            self._on_record_request(worker, message.origin)
+            # Without a record the worker passes the connections on that wait for it.
+            record = shared_record(self.owner.gate, message.origin)
+            worker.send(record or channel.DropRecord(message.origin))
         elif isinstance(message, channel.Synced):
             worker.synced, worker.sync_sent_at = message.number, math.inf
             self._wake()
@@ -361,29 +334,21 @@ class Workers:
             self._wake()
             _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
 
-    def _on_record_request(self, worker: _Worker, origin: str) -> None:
-        if (record := shared_record(self.owner.gate, origin)) is not None:
-            worker.send(channel.SharedRecord(origin, record))
-        else:  # the worker passes the connections on that wait for it
-            worker.send(channel.DropRecords([origin]))
-
     def _add_counts(self, worker: _Worker, added: channel.WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""
         owner = self.owner
-        for route, method, status, count in added.requests:
-            owner.metrics.count_response(route, method, status, count)
+        for answered, count in added.requests.items():
+            owner.metrics.count_response(*answered, count)
         parts = owner.gate.parts
-        parts.decider.count(
-            {(Verdict(v), Reason(reason)): count for v, reason, count in added.decisions}
-        )
+        parts.decider.count(added.decisions)
         if parts.guard is not None:
             parts.guard.count(added.refused)
         feed = owner.feed
-        for origin, allow, deny, defer in added.origins:
+        for origin, new in added.origins.items():
             counts = feed.count_of(origin)
-            counts.allow += allow
-            counts.deny += deny
-            counts.defer += defer
+            counts.allow += new.allow
+            counts.deny += new.deny
+            counts.defer += new.defer
         feed.count += added.unnoted
         for note in added.notes:
             feed.merge(note)

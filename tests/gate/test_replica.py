@@ -68,7 +68,7 @@ async def test_a_replica_decides_like_the_gate_whose_records_it_has(
     await gate.check(URLS[0])
     record = shared_record(gate, "http://a.test")
     assert record is not None
-    other.take_in("http://a.test", record)
+    other.take_in(record)
     for _ in range(6):  # from the text, and from its rules
         for url in URLS:
             mine = other.decide(url, user_agent=agent)
@@ -77,7 +77,6 @@ async def test_a_replica_decides_like_the_gate_whose_records_it_has(
     assert sum(told.values()) == 6 * len(URLS)
     assert sum(refused.values()) > 0
     assert not any(other.drain_counts())
-    other.close()
 
 
 async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeeper) -> None:
@@ -85,7 +84,7 @@ async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeep
     await gate.check(urls[0])
     record = shared_record(gate, "http://a.test")
     assert record is not None
-    other.take_in("http://a.test", record)
+    other.take_in(record)
     for url in ("http://cold.test/", "nonsense"):
         assert other.decide_all([*urls, url]) is None
         assert not any(other.drain_counts())
@@ -93,7 +92,6 @@ async def test_a_replica_decides_a_batch_as_a_whole_or_not_at_all(gate: Gatekeep
     assert decided is not None
     assert all(map(same, decided, await gate.check_all(urls)))
     assert sum(other.drain_counts()[0].values()) == 3
-    other.close()
 
 
 async def test_only_records_that_need_nothing_but_their_text_are_shared(gate: Gatekeeper) -> None:
@@ -116,20 +114,19 @@ async def test_a_replica_follows_a_forgotten_record_and_a_new_rule_at_once(
         return None if decision is None else decision.verdict
 
     for _ in range(6):
-        other.take_in("http://a.test", record)
+        other.take_in(record)
         assert verdict() is Verdict.ALLOW
         other.follow_rules([HostRule(match="a.test", robots="deny")])
         assert verdict() is Verdict.DENY
         other.follow_rules([])
         assert verdict() is Verdict.ALLOW
-        other.forget(["http://a.test"])
+        other.forget("http://a.test")
         assert verdict() is None
-        other.take_in("http://a.test", record)
+        other.take_in(record)
         other.adjust(Config(guard=GuardConfig(allow=("127.0.0.0/8",), deny=("a.test",))))
         assert verdict() is Verdict.DENY
         other.adjust(CONFIG)
         assert verdict() is Verdict.ALLOW  # the record stays
-    other.close()
 
 
 async def test_a_replica_is_told_of_each_record_and_each_rule(gate: Gatekeeper) -> None:
@@ -158,5 +155,5 @@ def test_a_configuration_goes_from_process_to_process_as_it_is() -> None:
         server=ServerConfig(workers=3, allowed_hosts=("x",)),
         guard=GuardConfig(allow=("10.0.0.0/8",)),
     )
-    sent = Configure(config, (), list(config.host), "a", "1.0", [("127.0.0.1", 80)])
+    sent = Configure(config, (), list(config.host), "a", [("127.0.0.1", 80)])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Configure) == sent

@@ -71,7 +71,7 @@ def test_a_renewed_certificate_is_used_for_new_connections(
     issue(authority, server, "new.test")
     new = certificates.renewal(server)
     assert new is not None
-    assert certificates.apply(new) == (["server.tls_cert", "server.tls_key"], [])
+    assert certificates.apply(new) == ["server.tls_cert", "server.tls_key"]
     assert shown(certificates, authority) == "new.test"
     assert certificates.renewal(server) is None
 
@@ -153,7 +153,7 @@ def test_another_authority_for_clients_needs_a_restart(server: ServerConfig) -> 
     new = certificates.renewal(server)
 
     assert new is not None
-    assert certificates.apply(new) == ([], ["server.tls_client_ca"])
+    assert certificates.apply(new) == ["server.tls_client_ca"]
 
 
 def test_a_renewed_certificate_keeps_the_client_authorities(
@@ -185,5 +185,5 @@ def test_a_checked_certificate_is_used_without_reading_its_file_again(
     assert new is not None
     for path in (server.tls_cert, server.tls_key, server.tls_client_ca):
         Path(str(path)).unlink()
-    assert certificates.apply(new)[0] == ["server.tls_cert", "server.tls_key"]
+    assert certificates.apply(new) == ["server.tls_cert", "server.tls_key"]
     assert shown(certificates, authority) == "new.test"

@@ -46,6 +46,7 @@ class ScriptedGate:
         return SimpleNamespace(fleet=None, decisions={}, directory=SimpleNamespace(outcomes={}))
 
     parts = SimpleNamespace(
+        guard=None,
         listeners=[],
         scheduler=SimpleNamespace(watch=lambda: ({}, []), holdups=SimpleNamespace(state=None)),
     )

@@ -67,7 +67,7 @@ def test_t15_unknown_clients_do_not_evict_the_meter_of_a_busy_client() -> None:
 
 def test_a_worker_forgets_which_clients_were_at_a_limit_that_has_changed() -> None:
     clients = ClientLimits(ServerConfig(client_concurrency=1), VirtualClock())
-    clients.set_at_limit("a", at_limit=True)
+    clients.at_limit.add("a")
     assert not clients.may_skip("a")
 
     clients.adjust(ServerConfig(client_concurrency=2))

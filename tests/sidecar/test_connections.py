@@ -77,7 +77,7 @@ async def run(
 ) -> AsyncIterator[Run]:
     """`await run("unix tls", drain_grace=1.0, ...)`: the words are `unix`, `tls`,
     `diagnostics`, `workers`; the others are settings of [server]."""
-    monkeypatch.setattr(process, "raise_file_limit", lambda: LIMITS)
+    monkeypatch.setattr(listening, "raise_file_limit", lambda: LIMITS)
     async with AsyncExitStack() as cleanup:
 
         async def begin(words: str, **settings: Any) -> Running:

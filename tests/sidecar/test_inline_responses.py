@@ -280,13 +280,16 @@ async def test_a_connection_that_ends_takes_the_usual_path(two_servers: Any, fie
 
 @pytest.mark.parametrize(
     ("settings", "status"),
-    [({"client_rate": 1.0}, b"429"), ({"client_concurrency": 0}, b"429")],
+    [({"client_rate": 1.0}, b"429"), ({"client_concurrency": 1}, b"429")],
 )
 async def test_the_limits_of_a_client_hold_on_the_inline_path(
     two_servers: Any, settings: Any, status: bytes
 ) -> None:
-    connection = await (await two_servers(**settings)).connect()
+    both = await two_servers(**settings)
+    connection = await both.connect()
     await connection.ask(CHECK)
+    if "client_concurrency" in settings:
+        both.service.clients.enter("127.0.0.1")  # another request of the client is under way
 
     assert (await connection.ask(CHECK)).split()[1] == status
 

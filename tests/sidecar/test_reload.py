@@ -19,7 +19,7 @@ from gatekeeper import HostRule
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar import process
+from gatekeeper.sidecar import listening, process
 from gatekeeper.sidecar.background import READ_SECONDS, FileReader
 from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.reload import Reloaded, reload
@@ -235,7 +235,7 @@ async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("0.0.0.0", 0)) as given:
-        monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
+        monkeypatch.setattr(listening, "activated_sockets", lambda environ: [given.dup()])
         config = Config.from_dict({"storage": {"path": "memory"}})
         options = ServeOptions("testbot/1.0", config, lambda: config, lambda *_: None)
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
@@ -258,7 +258,7 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
     ):
         given.bind(f"{short}/s")
         Path(short, "s").chmod(mode)
-        monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
+        monkeypatch.setattr(listening, "activated_sockets", lambda environ: [given.dup()])
 
         def options(config: Config) -> ServeOptions:
             return ServeOptions("testbot/1.0", config, lambda: plain, lambda *_: None)

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
 from gatekeeper.client import wire
-from gatekeeper.client.wire import UserAgent
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.inline import InlineCall, read_inline_body
-from gatekeeper.sidecar.routing import (
-    CHECK,
-    Call,
-    Problem,
-    Route,
-    decode,
-    json_response,
-    read_query,
-)
+from gatekeeper.sidecar.routing import CHECK, Call, Problem, Routes, json_response
+from gatekeeper.sidecar.service import Service
 from gatekeeper.sites.lint import coding_findings
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
+ROUTES: Routes[Service] = Routes(needs=CHECK)
 
 
 class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /v1/check`."""
 
     url: str
-    user_agent: UserAgent | None = None
-
-
-async def check_url(service: Service, call: Call) -> web.StreamResponse:
-    """Check one URL. The status is 200 whatever the verdict."""
-    query = _read_question(call.query)
-    decision = await service.gate.check(query.url, user_agent=query.user_agent)
-    service.decided(decision, call)
-    return json_response(decision)
+    user_agent: wire.UserAgent | None = None
 
 
 def check_url_inline(service: Service, call: InlineCall) -> bytes | None:
@@ -58,23 +42,20 @@ def check_url_inline(service: Service, call: InlineCall) -> bytes | None:
     return wire.encode(decision)
 
 
+@ROUTES.add("GET", "/v1/check", query=CheckQuery, answers={200: Decision}, inline=check_url_inline)
+async def check_url(service: Service, call: Call) -> web.StreamResponse:
+    """Check one URL. The status is 200 whatever the verdict."""
+    query = _read_question(call.query)
+    decision = await service.gate.check(query.url, user_agent=query.user_agent)
+    service.decided(decision, call)
+    return json_response(decision)
+
+
 def _read_question(text: str) -> CheckQuery:
     """Read the query string of a question. Raises Problem 400."""
     if text.startswith("url=") and "&" not in text:  # the usual form needs no dictionary
-        return CheckQuery(decode(text[4:]))
-    return read_query(text, CheckQuery)
-
-
-async def check_urls(service: Service, call: Call) -> web.StreamResponse:
-    """Check a batch of URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
-    batch = await call.body(wire.Batch)
-    max_batch = service.config.server.max_batch
-    if len(batch.urls) > max_batch:
-        raise Problem(
-            413, "too-large", f"a batch may have {max_batch} URLs at most", most=max_batch
-        )
-    decisions = await service.gate.check_all(batch.urls, user_agent=batch.user_agent)
-    return json_response(service.decided_all(decisions, call))
+        return CheckQuery(routing.decode(text[4:]))
+    return routing.read_query(text, CheckQuery)
 
 
 def check_urls_inline(service: Service, call: InlineCall) -> bytes | None:
@@ -87,6 +68,20 @@ def check_urls_inline(service: Service, call: InlineCall) -> bytes | None:
     return None if decisions is None else service.decided_all(decisions, call)
 
 
+@ROUTES.add(
+    "POST", "/v1/check", body=wire.Batch, answers={200: wire.Decisions}, inline=check_urls_inline
+)
+async def check_urls(service: Service, call: Call) -> web.StreamResponse:
+    """Check a batch of URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
+    batch = await call.body(wire.Batch)
+    max_batch = service.config.server.max_batch
+    if len(batch.urls) > max_batch:
+        detail = f"a batch may have {max_batch} URLs at most"
+        raise Problem(413, "too-large", detail, most=max_batch)
+    decisions = await service.gate.check_all(batch.urls, user_agent=batch.user_agent)
+    return json_response(service.decided_all(decisions, call))
+
+
 # --- `/v1/explain`, `/v1/robots`, `/v1/history`: how a decision came about, and the file.
 
 
@@ -95,14 +90,14 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     robots_txt: str
     url: str
-    user_agent: UserAgent
+    user_agent: wire.UserAgent
 
 
 class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /v1/robots`."""
 
     origin: str
-    user_agent: UserAgent | None = None
+    user_agent: wire.UserAgent | None = None
     version: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
     """The SHA-256 of a past version, as `/v1/history` lists it."""
 
@@ -136,10 +131,10 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: str
     user_agent: str
-    state: State | None
+    state: State | None = None
     status: int | None
     fetched_at: UtcTime | None
-    expires_at: UtcTime | None
+    expires_at: UtcTime | None = None
     size: int | None
     truncated: bool
     groups: tuple[Group, ...]
@@ -155,6 +150,7 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The text, where a past version was asked for."""
 
 
+@ROUTES.add("GET", "/v1/explain", query=CheckQuery, answers={200: wire.Explanation})
 async def explain_url(service: Service, call: Call) -> web.StreamResponse:
     """Explain a decision: the text, every rule that matched, and how the file was fetched."""
     return json_response(await explanation(service, call.parameters(CheckQuery), call))
@@ -188,6 +184,7 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> wire.E
     )
 
 
+@ROUTES.add("POST", "/v1/explain", body=WhatIf, answers={200: wire.Explanation})
 async def explain_text(service: Service, call: Call) -> web.StreamResponse:
     """Explain a decision by the robots.txt in the request.
 
@@ -217,6 +214,7 @@ def what_if_explanation(service: Service, question: WhatIf) -> wire.Explanation:
     )
 
 
+@ROUTES.add("GET", "/v1/robots", query=RobotsQuery, answers={200: RobotsFile}, problems=(403, 404))
 async def get_robots(service: Service, call: Call) -> web.StreamResponse:
     """Show the parsed robots.txt of an origin, or a past version: groups, timing, findings."""
     query = call.parameters(RobotsQuery)
@@ -281,10 +279,8 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
         robots.policy(agent),
         origin=origin,
         user_agent=agent,
-        state=None,
         status=entry.status,
         fetched_at=utc(entry.first_seen),
-        expires_at=None,
         version=query.version,
         robots_txt=body.decode("utf-8", "replace"),
     )
@@ -302,6 +298,7 @@ def as_read(service: Service, body: bytes) -> RobotsTxt:
     return RobotsTxt.parse(parser_input(body), dialect=settings.dialect, limit=limit)
 
 
+@ROUTES.add("GET", "/v1/history", query=HistoryQuery, answers={200: History})
 async def get_history(service: Service, call: Call) -> web.StreamResponse:
     """List the versions of an origin's robots.txt, and when each was seen. Needs a storage."""
     query = call.parameters(HistoryQuery)
@@ -318,58 +315,3 @@ async def get_history(service: Service, call: Call) -> web.StreamResponse:
         for entry in entries
     )
     return json_response(History(urls.parse(query.origin).origin, versions))
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v1/check",
-        check_url,
-        query=CheckQuery,
-        answers={200: Decision},
-        needs=CHECK,
-        inline=check_url_inline,
-    ),
-    Route(
-        "POST",
-        "/v1/check",
-        check_urls,
-        body=wire.Batch,
-        answers={200: wire.Decisions},
-        needs=CHECK,
-        inline=check_urls_inline,
-    ),
-    Route(
-        "GET",
-        "/v1/explain",
-        explain_url,
-        query=CheckQuery,
-        answers={200: wire.Explanation},
-        needs=CHECK,
-    ),
-    Route(
-        "POST",
-        "/v1/explain",
-        explain_text,
-        body=WhatIf,
-        answers={200: wire.Explanation},
-        needs=CHECK,
-    ),
-    Route(
-        "GET",
-        "/v1/robots",
-        get_robots,
-        query=RobotsQuery,
-        answers={200: RobotsFile},
-        needs=CHECK,
-        problems=(403, 404),
-    ),
-    Route(
-        "GET",
-        "/v1/history",
-        get_history,
-        query=HistoryQuery,
-        answers={200: History},
-        needs=CHECK,
-    ),
-)

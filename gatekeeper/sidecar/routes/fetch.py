@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import (
-    SANDBOXED,
-    LeaseRequestBody,
-    SitemapLine,
-    decision_headers,
-    encode,
-)
+from gatekeeper.client import wire
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.descriptors import describe_shortage, is_shortage
@@ -30,11 +24,11 @@ from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
 from gatekeeper.sidecar.lease_requests import draining
 from gatekeeper.sidecar.routes.operators import open_stream, stream_response
-from gatekeeper.sidecar.routing import CRAWL, OCTETS, Call, Problem, Route
+from gatekeeper.sidecar.routing import CRAWL, OCTETS, Call, Problem, Routes
+from gatekeeper.sidecar.service import Service
 from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
+ROUTES: Routes[Service] = Routes(needs=CRAWL, problems=(403, 429, 503))
 
 _REQUEST_FIELDS = (
     "Accept",
@@ -78,7 +72,7 @@ _MAX_FIELD = 8_000
 # to it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
 # sandboxed as well, since they may quote a site or a URL.
 _SAFETY_FIELDS = {
-    **SANDBOXED,
+    **wire.SANDBOXED,
     "Content-Disposition": "attachment",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",  # our own URL contains the page's, with its query
@@ -106,6 +100,15 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str
 
 
+@ROUTES.add(
+    "GET",
+    "/v1/fetch",
+    query=FetchQuery,
+    answers={200: OCTETS},
+    headers=(*_OWN_FIELDS, *_RESPONSE_FIELDS, *_USAGE_FIELDS, "WWW-Authenticate"),
+    relays=True,
+    problems=(403, 429, 502, 503, 504),
+)
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
     """Fetch a page politely: decide, wait for the host, then stream the site's response."""
     query = call.parameters(FetchQuery)
@@ -174,8 +177,7 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     Nobody waits while the service drains (T16). Raises LeaseTimeout if the lease does not come in
     time, until `end` (monotonic).
     """
-    cached = service.gate.peek(url)
-    if cached is not None:
+    if (cached := service.gate.peek(url)) is not None:
         refuse_page(service.gate, cached)
     # Nobody waits for the end of a block or a pause: the client learns when to try again.
     with contextlib.suppress(StorageError):  # the waiter gets the error
@@ -183,7 +185,7 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
             if view.kind in ("block", "pause"):
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
-    wanted = LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
+    wanted = wire.LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
     lease = await service.leases.waiters.acquire(service.gate, wanted, call.client)
     service.waited(service.clock.monotonic() - started)
     service.decided(lease.decision, call)
@@ -229,12 +231,8 @@ def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     for name, value in headers.items():
         if _UNSENDABLE.search(value):
             raise Problem(502, "bad-answer", f"the site's {name} header holds forbidden characters")
-    headers.update(_usage_fields(page))
-    headers.update(_SAFETY_FIELDS)
-    headers.update(decision_headers(decision))
-    headers["Content-Location"] = str(page.url)
-    headers["Server"] = "gatekeeper"
-    return headers
+    headers |= _usage_fields(page) | _SAFETY_FIELDS | wire.decision_headers(decision)
+    return headers | {"Content-Location": str(page.url), "Server": "gatekeeper"}
 
 
 def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
@@ -267,6 +265,7 @@ class SitemapsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_entries: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
+@ROUTES.add("GET", "/v1/sitemaps", query=SitemapsQuery, answers={200: JSON_LINES})
 async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
     """List the pages that an origin's sitemaps name, one JSON object a line, as they are read.
 
@@ -292,11 +291,11 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
             told = 0
             while True:
                 for finding in found.findings[told:]:
-                    await response.write(encode(SitemapLine(finding=finding)) + b"\n")
+                    await response.write(wire.encode(wire.SitemapLine(finding=finding)) + b"\n")
                 told = len(found.findings)
                 if entry is None:
                     return response
-                await response.write(encode(entry) + b"\n")
+                await response.write(wire.encode(entry) + b"\n")
                 entry = await _next_entry(service, found)
 
 
@@ -314,27 +313,3 @@ async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:
     if service.phase != "serving":
         raise draining()
     return await anext(found, None)
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v1/sitemaps",
-        list_sitemaps,
-        query=SitemapsQuery,
-        answers={200: JSON_LINES},
-        needs=CRAWL,
-        problems=(403, 429, 503),
-    ),
-    Route(
-        "GET",
-        "/v1/fetch",
-        fetch_page,
-        query=FetchQuery,
-        answers={200: OCTETS},
-        headers=(*_OWN_FIELDS, *_RESPONSE_FIELDS, *_USAGE_FIELDS, "WWW-Authenticate"),
-        relays=True,
-        needs=CRAWL,
-        problems=(403, 429, 502, 503, 504),
-    ),
-)

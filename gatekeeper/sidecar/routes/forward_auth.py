@@ -12,7 +12,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -22,25 +21,24 @@ from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.sidecar.routing import ANY, FORWARD_AUTH, Call, Problem, Route
-
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
+from gatekeeper.sidecar.routing import ANY, FORWARD_AUTH, Call, Problem, Routes
+from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
-
+ROUTES: Routes[Service] = Routes(probe=True)
 
 _ANY_AGENT = "*"
 """The agent of a visitor without a User-Agent; never this gate's own."""
 
 
+@ROUTES.add(ANY, FORWARD_AUTH + "/{rest*}")
+@ROUTES.add(ANY, FORWARD_AUTH, answers={200: None}, problems=(403, 404))
 async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 if the visitor may pass, 403 if not: nginx answers other statuses with a 500."""
     if not service.config.server.forward_auth:
         if call.request.method not in ("GET", "HEAD"):  # as for any path: the contract lists GET
-            raise Problem(
-                405, "method", "this path accepts only GET, HEAD", headers={"Allow": "GET, HEAD"}
-            )
+            allow = {"Allow": "GET, HEAD"}
+            raise Problem(405, "method", "this path accepts only GET, HEAD", headers=allow)
         raise Problem(404, "not-found", "server.forward_auth is off")
     peer = call.request.remote
     if peer and peer not in service.trusted_peers:
@@ -90,8 +88,7 @@ async def _decide(service: Service, call: Call) -> Decision:
     sent = call.request.headers.get("User-Agent", "")[:512]
     agent = sent if product_token(sent) else _ANY_AGENT
     parts, token = service.gate.parts, token_of(agent)
-    robots_file = parts.decider.robots_file(url, target, token)
-    if robots_file is not None:
+    if (robots_file := parts.decider.robots_file(url, target, token)) is not None:
         # Also for an origin without a record: our own request for its robots.txt may come
         # through this proxy, and a 403 would make it look as if there were no file.
         return robots_file
@@ -111,12 +108,6 @@ async def _decide(service: Service, call: Call) -> Decision:
     return decision
 
 
-ROUTES = (
-    Route(ANY, FORWARD_AUTH, forward_auth, answers={200: None}, problems=(403, 404), probe=True),
-    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, probe=True),
-)
-
-
 # --- The URL that a proxy's subrequest asks about, from its headers, which must be unambiguous.
 
 
@@ -132,10 +123,8 @@ _FIELDS_READ = (
     "User-Agent",
 )
 _HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
-_IS_HOST = re.compile(_HOST)
-_IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
+_WHOLE_URL = re.compile(rf"(https?)://({_HOST})(/[^#]*)", re.DOTALL)
 """No request target holds a `#` (RFC 9112, 3.2): some readers would end the path there."""
-_WHOLE_URL = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
 def asked_url(request: web.BaseRequest) -> str:
@@ -154,22 +143,21 @@ def asked_url(request: web.BaseRequest) -> str:
     if rest.startswith("/"):
         paths.add(rest)
         hosts |= {host.lower() for host in _values(headers, "Host")}  # Envoy sends the visitor's
-    for whole in _values(headers, "X-Original-URL"):  # ingress-nginx
-        parts = _WHOLE_URL.fullmatch(whole)
+    for given in _values(headers, "X-Original-URL"):  # ingress-nginx
+        parts = _WHOLE_URL.fullmatch(given)
         if parts is None:
-            raise Problem(403, "no-target", "X-Original-URL is not an absolute URL")
+            raise Problem(403, "no-target", "X-Original-URL is not the absolute URL of a page")
         schemes.add(parts[1])
         hosts.add(parts[2].lower())
         paths.add(parts[3])
     scheme, path = _single(schemes, "X-Forwarded-Proto"), _single(paths, "the URI")
     host = _single(hosts or _values(headers, "Host"), "X-Forwarded-Host")
-    if scheme not in ("http", "https"):
-        raise Problem(403, "no-target", "X-Forwarded-Proto is neither http nor https")
-    if not _IS_HOST.fullmatch(host):
-        raise Problem(403, "no-target", "the host is not of the form name or name:port")
-    if not _IS_PATH.fullmatch(path):
-        raise Problem(403, "no-target", "the URI is not a path")
-    return f"{scheme}://{host}{path}"
+    url = f"{scheme}://{host}{path}"
+    whole = _WHOLE_URL.fullmatch(url)
+    if whole is None or whole.groups() != (scheme, host, path):
+        detail = "the scheme has to be http or https, the host name or name:port, the URI a path"
+        raise Problem(403, "no-target", detail)
+    return url
 
 
 def _values(headers: Mapping[str, str], *names: str) -> set[str]:
@@ -180,7 +168,6 @@ def _single(values: set[str], part: str) -> str:
     if len(values) > 1:
         raise Problem(403, "headers-disagree", f"two headers disagree about {part}")
     if not values:
-        raise Problem(
-            403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
-        )
+        detail = "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
+        raise Problem(403, "no-target", detail)
     return next(iter(values))

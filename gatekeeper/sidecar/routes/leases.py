@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiohttp import web
 
 from gatekeeper import urls
@@ -12,38 +10,10 @@ from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.held_leases import ClientLease
 from gatekeeper.sidecar.inline import InlineCall, read_inline_body
-from gatekeeper.sidecar.routing import CRAWL, Call, Problem, Route, json_response
+from gatekeeper.sidecar.routing import CRAWL, Call, Problem, Routes, json_response
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
-
-
-async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
-    """Acquire a lease once the host is due, or get 429 if it is not within `wait`."""
-    server = service.config.server
-    body = await call.body(LeaseRequestBody)
-    if body.wait > server.max_wait:
-        raise Problem(
-            400,
-            "bad-request",
-            f"body: `wait` may be {server.max_wait:g} at most (server.max_wait) - at `$.wait`",
-            most=server.max_wait,
-        )
-    transport = call.request.transport
-    started = service.clock.monotonic()
-    try:
-        held = await service.leases.acquire(
-            service.gate,
-            body,
-            call.client,
-            hung_up=lambda: transport is None or transport.is_closing(),
-        )
-    except Denied as error:
-        service.decided(error.decision, call)
-        raise
-    service.waited(service.clock.monotonic() - started)
-    service.decided(held.lease.decision, call)
-    return json_response(_body(held), status=201)
+ROUTES: Routes[Service] = Routes(needs=CRAWL, problems=(404, 503))
 
 
 def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
@@ -60,23 +30,42 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     return encode(_body(held))
 
 
+@ROUTES.add(
+    "POST",
+    "/v1/leases",
+    body=LeaseRequestBody,
+    answers={201: LeaseBody},
+    problems=(403, 410, 429, 503),
+    inline=acquire_lease_inline,
+)
+async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
+    """Acquire a lease once the host is due, or get 429 if it is not within `wait`."""
+    most = service.config.server.max_wait
+    body = await call.body(LeaseRequestBody)
+    if body.wait > most:
+        detail = f"body: `wait` may be {most:g} at most (server.max_wait) - at `$.wait`"
+        raise Problem(400, "bad-request", detail, most=most)
+    transport = call.request.transport
+    started = service.clock.monotonic()
+    try:
+        held = await service.leases.acquire(
+            service.gate, body, call.client, lambda: transport is None or transport.is_closing()
+        )
+    except Denied as error:
+        service.decided(error.decision, call)
+        raise
+    service.waited(service.clock.monotonic() - started)
+    service.decided(held.lease.decision, call)
+    return json_response(_body(held), status=201)
+
+
+@ROUTES.add(
+    "POST", "/v1/leases/{id}/renew", body=Renewal, body_required=False, answers={200: LeaseBody}
+)
 async def renew_lease(service: Service, call: Call) -> web.StreamResponse:
     """Renew a lease: it ends `ttl` seconds from now."""
-    wanted = Renewal()
-    if call.request.body_exists:
-        wanted = await call.body(Renewal)
+    wanted = await call.body(Renewal) if call.request.body_exists else Renewal()
     return json_response(_body(service.leases.renew(call.params["id"], wanted.ttl)))
-
-
-async def report_lease(service: Service, call: Call) -> web.StreamResponse:
-    """Report how the site answered, which ends the lease. The first report is final."""
-    reported = LeaseReport()
-    if call.request.body_exists:
-        reported = await call.body(LeaseReport)
-    left_over = service.leases.report(call.params["id"], reported)
-    if left_over is not None:
-        await _block(service, left_over.url, reported)
-    return web.Response(status=204)
 
 
 def report_lease_inline(service: Service, call: InlineCall) -> bytes | None:
@@ -86,6 +75,23 @@ def report_lease_inline(service: Service, call: InlineCall) -> bytes | None:
         return None
     service.leases.report(lease_id, read_inline_body(call, LeaseReport, limit=limit))
     return b""
+
+
+@ROUTES.add(
+    "POST",
+    "/v1/leases/{id}/report",
+    body=LeaseReport,
+    body_required=False,
+    answers={204: None},
+    inline=report_lease_inline,
+)
+async def report_lease(service: Service, call: Call) -> web.StreamResponse:
+    """Report how the site answered, which ends the lease. The first report is final."""
+    reported = await call.body(LeaseReport) if call.request.body_exists else LeaseReport()
+    left_over = service.leases.report(call.params["id"], reported)
+    if left_over is not None:
+        await _block(service, left_over.url, reported)
+    return web.Response(status=204)
 
 
 async def _block(service: Service, url: str, reported: LeaseReport) -> None:
@@ -102,6 +108,7 @@ async def _block(service: Service, url: str, reported: LeaseReport) -> None:
         await service.gate.block(urls.parse(url).host, wall + seconds, f"{reported.status}")
 
 
+@ROUTES.add("DELETE", "/v1/leases/{id}", answers={204: None})
 async def give_back_lease(service: Service, call: Call) -> web.StreamResponse:
     """Give a lease back unused: no request was sent."""
     service.leases.give_back(call.params["id"])
@@ -111,46 +118,3 @@ async def give_back_lease(service: Service, call: Call) -> web.StreamResponse:
 def _body(held: ClientLease) -> LeaseBody:
     lease = held.lease
     return LeaseBody(held.id, lease.url, held.granted_at, held.expires_at, lease.decision)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/leases",
-        acquire_lease,
-        body=LeaseRequestBody,
-        answers={201: LeaseBody},
-        needs=CRAWL,
-        problems=(403, 410, 429, 503),
-        inline=acquire_lease_inline,
-    ),
-    Route(
-        "POST",
-        "/v1/leases/{id}/renew",
-        renew_lease,
-        body=Renewal,
-        body_required=False,
-        answers={200: LeaseBody},
-        needs=CRAWL,
-        problems=(404, 503),
-    ),
-    Route(
-        "POST",
-        "/v1/leases/{id}/report",
-        report_lease,
-        body=LeaseReport,
-        body_required=False,
-        answers={204: None},
-        needs=CRAWL,
-        problems=(404, 503),
-        inline=report_lease_inline,
-    ),
-    Route(
-        "DELETE",
-        "/v1/leases/{id}",
-        give_back_lease,
-        answers={204: None},
-        needs=CRAWL,
-        problems=(404, 503),
-    ),
-)

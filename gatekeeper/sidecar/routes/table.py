@@ -12,14 +12,10 @@ from gatekeeper.sidecar.routes import (
     operators,
     pages,
 )
+from gatekeeper.sidecar.routing import Route
+from gatekeeper.sidecar.service import Service
 
-ROUTES: Final = (
-    *check.ROUTES,
-    *leases.ROUTES,
-    *fetch.ROUTES,
-    *hosts.ROUTES,
-    *operators.ROUTES,
-    *pages.ROUTES,
-    *health.ROUTES,
-    *forward_auth.ROUTES,
+_MODULES = (check, leases, fetch, hosts, operators, pages, health, forward_auth)
+ROUTES: Final[tuple[Route[Service], ...]] = tuple(
+    route for module in _MODULES for route in module.ROUTES
 )
