@@ -123,8 +123,7 @@ class PoliteRequestManager(RequestManager):
     async def add_request(self, request: str | Request, *, forefront: bool = False) -> Any:
         """Add a request."""
         found = self._transform_request(request)
-        if forefront:
-            self._first.add(found.unique_key)
+        self._note_first(forefront, found)
         added = await (await self.inner()).add_request(found, forefront=forefront)
         await self._refill()
         return added
@@ -134,8 +133,7 @@ class PoliteRequestManager(RequestManager):
     ) -> None:
         """Add requests. `options` are those of the inner manager."""
         found = self._transform_requests(requests)
-        if forefront:
-            self._first.update(one.unique_key for one in found)
+        self._note_first(forefront, *found)
         await (await self.inner()).add_requests(found, forefront=forefront, **options)
         await self._refill()
 
@@ -147,18 +145,19 @@ class PoliteRequestManager(RequestManager):
     async def reclaim_request(self, request: Request, *, forefront: bool = False) -> Any:
         """End the lease of a request that failed, and queue it for another attempt."""
         self._done(request)
-        if forefront:
-            self._first.add(request.unique_key)
+        self._note_first(forefront, request)
         back = await (await self.inner()).reclaim_request(request, forefront=forefront)
         await self._refill()
         return back
 
+    def _note_first(self, forefront: bool, *requests: Request) -> None:
+        if forefront:
+            self._first.update(one.unique_key for one in requests)
+
     def _done(self, request: Request) -> None:
-        turn = self._turns.pop(request.unique_key, None)
-        if turn is None:
-            return
-        take_back(self._gate, request.url, turn.lease)
-        self._end(turn)
+        if (turn := self._turns.pop(request.unique_key, None)) is not None:
+            take_back(self._gate, turn.lease)
+            self._end(turn)
 
     def _end(self, turn: Turn) -> None:
         try:
@@ -397,12 +396,8 @@ _IN_POLITE_CRAWL: ContextVar[bool] = ContextVar("_IN_POLITE_CRAWL", default=Fals
 
 def _is_true(record: logging.LogRecord) -> bool:
     """Return False for crawlee's warning that a 429 has no effect, from within a polite crawl."""
-    text = record.getMessage()
-    return not (
-        _IN_POLITE_CRAWL.get()
-        and "429" in text
-        and "is not using `ThrottlingRequestManager`" in text
-    )
+    told = "is not using `ThrottlingRequestManager`" in record.getMessage()
+    return not (told and _IN_POLITE_CRAWL.get())
 
 
 def _drop_warning(crawler: Any) -> None:

@@ -44,11 +44,7 @@ class RefusedLease:
     def enter(self) -> None:
         """Do nothing, since nothing is held."""
 
-    def leave(self) -> None:
-        """Do nothing, since nothing is held."""
-
-    def give_back(self) -> None:
-        """Do nothing, since nothing is held."""
+    leave = give_back = enter
 
 
 SIDECAR = ""
@@ -235,8 +231,6 @@ def queue_gate(
     `max_wait`: maximum number of seconds to wait for a deferred URL or a blocked host; requests
     that would wait longer are refused.
     """
-    return (
-        LocalRefusals(gate, max_wait)
-        if isinstance(gate, Gatekeeper)
-        else RemoteRefusals(gate, max_wait)
-    )
+    if isinstance(gate, Gatekeeper):
+        return LocalRefusals(gate, max_wait)
+    return RemoteRefusals(gate, max_wait)

@@ -23,6 +23,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -207,7 +208,7 @@ class PoliteScheduler(BaseScheduler):
             self._feeder.cancel()
             await asyncio.wait([self._feeder])
         for turn in list(self._crawl.turns.values()):
-            self._end(turn)
+            _end(turn)
         self._direct.close()
         if self._queue is not None:
             await self._queue.close()
@@ -229,12 +230,6 @@ class PoliteScheduler(BaseScheduler):
         if not request.dont_filter and self._filter.request_seen(request):
             self._filter.log(request, self._spider)
             return False
-        kind = self._put(request)
-        self._stats.inc_value(f"scheduler/enqueued/{kind}")
-        self._stats.inc_value("scheduler/enqueued")
-        return True
-
-    def _put(self, request: Request) -> str:
         url = self._turn_of(request)
         data: Any = self._packed(request) if self._keeps else None
         kind = "disk"
@@ -246,7 +241,9 @@ class PoliteScheduler(BaseScheduler):
             self._direct.put(request.url, data)
         else:
             cast("PoliteQueue", self._queue).put_nowait(url, request.priority, data)
-        return kind
+        self._stats.inc_value(f"scheduler/enqueued/{kind}")
+        self._stats.inc_value("scheduler/enqueued")
+        return True
 
     def _turn_of(self, request: Request) -> str | None:
         """Return the URL for which to acquire a lease, or None if the request needs none."""
@@ -317,7 +314,7 @@ class PoliteScheduler(BaseScheduler):
         else:
             kind, found = "memory", self._requests.pop(data, None)
             if found is None:  # a request of an earlier run that could not be stored
-                self._end(turn)
+                _end(turn)
                 return None
             request = found
         if self._crawl.scheduled is not None:
@@ -327,16 +324,10 @@ class PoliteScheduler(BaseScheduler):
         # The request is done when it is garbage-collected: its callback has run, and the results
         # were scheduled or are in a pipeline. `_end_soon` defers to the loop, since a collection
         # can run at any point.
-        dropped = weakref.finalize(request, _end_soon, self._loop, weakref.ref(self), turn)
+        dropped = weakref.finalize(request, _end_soon, self._loop, turn)
         dropped.atexit = False
         self._stats.inc_value(f"scheduler/dequeued/{kind}")
         return request
-
-    def _end(self, turn: Turn | _DirectTurn) -> None:
-        try:
-            turn.done()
-        except GatekeeperError as error:
-            _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
 
     async def _feed(self, queue: PoliteQueue) -> None:
         """Wake the engine whenever a host is due, until it asks for a request."""
@@ -347,15 +338,16 @@ class PoliteScheduler(BaseScheduler):
             await self._asked.wait()  # longer, if the engine is paused or full
 
 
-def _end_soon(
-    loop: asyncio.AbstractEventLoop,
-    scheduler: weakref.ref[PoliteScheduler],
-    turn: Turn | _DirectTurn,
-) -> None:
-    found = scheduler()
-    if found is not None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(found._end, turn)
+def _end(turn: Turn | _DirectTurn) -> None:
+    try:
+        turn.done()
+    except GatekeeperError as error:
+        _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, turn: Turn | _DirectTurn) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_end, turn)
 
 
 class RobotParser(BaseRobotParser):
@@ -366,8 +358,16 @@ class RobotParser(BaseRobotParser):
     """
 
     def __init__(self, robotstxt_body: bytes) -> None:
-        self._robots = RobotsTxt.parse(robotstxt_body)
-        self._policies: dict[str, Policy] = {}
+        robots = RobotsTxt.parse(robotstxt_body)
+
+        @lru_cache(maxsize=100)
+        def policy(agent: str | bytes) -> Policy:
+            # A product token has ASCII letters only (RFC 9309 section 2.2.1): in the name of an
+            # agent, as in that of a group, it ends before the first other character.
+            token = _ASCII.match(product_token(_text(agent)))
+            return robots.policy((token and token[0]) or "*")
+
+        self._policy = policy
 
     @classmethod
     def from_crawler(cls, crawler: Crawler, robotstxt_body: bytes) -> Self:
@@ -381,18 +381,6 @@ class RobotParser(BaseRobotParser):
     def crawl_delay(self, user_agent: str | bytes) -> float | None:
         """Return the agent's Crawl-delay in seconds, or None if there is none."""
         return self._policy(user_agent).crawl_delay
-
-    def _policy(self, user_agent: str | bytes) -> Policy:
-        agent = _text(user_agent)
-        found = self._policies.get(agent)
-        if found is None:
-            if len(self._policies) >= 100:
-                self._policies.clear()
-            # A product token has ASCII letters only (RFC 9309 section 2.2.1): in the name of an
-            # agent, as in that of a group, it ends before the first other character.
-            token = _ASCII.match(product_token(agent))
-            found = self._policies[agent] = self._robots.policy((token and token[0]) or "*")
-        return found
 
 
 _ASCII = re.compile(r"[\x21-\x7e]+")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from msgspec.structs import replace
 from scrapy import Request, Spider, signals
@@ -132,14 +132,13 @@ class ScrapyCrawl:
 
     def _config(self) -> Config:
         given = self.settings.get("GATEKEEPER_CONFIG")
-        if given is None:
-            config = as_config(None)
+        if given is None or isinstance(given, Config):
+            config = as_config(given)
         elif isinstance(given, str | Path):
             config = Config.load(given)
-        elif isinstance(given, Config):
-            config = given
-        else:
-            config = Config.from_dict(_plain(given))
+        else:  # Scrapy may have wrapped the dictionary
+            wrapped = isinstance(given, BaseSettings)
+            config = Config.from_dict(given.copy_to_dict() if wrapped else dict(given))
         jobdir = self.settings.get("JOBDIR")
         if jobdir and config.storage.path is None:
             # A resumed crawl continues with its clocks and blocks.
@@ -166,15 +165,10 @@ class ScrapyCrawl:
 
     # -- requests --------------------------------------------------------------------
 
-    @staticmethod
-    def sent_by(request: Request) -> str | None:
-        """Return the request's User-Agent header."""
-        return _field(request, "User-Agent")
-
     def agent_of(self, request: Request) -> str | None:
         """Return the request's own User-Agent if it differs from the gate's, else None."""
         own = None if self.gate is None else self.gate.user_agent
-        return None if own is None else other_agent(self.sent_by(request), own)
+        return None if own is None else other_agent(_field(request, "User-Agent"), own)
 
     def lease_url(self, request: Request) -> str:
         """Return the URL for which to acquire a lease: the request's, or if the gate's own agent
@@ -198,12 +192,6 @@ class ScrapyCrawl:
         # Logged here, since file pipelines do not log an IgnoreRequest.
         _log.info("Not asked for: %s (%s)", request, decision.explain())
         return _ERRORS.of(Deferred(decision), request)
-
-    def give_back(self, turn: Turn) -> None:
-        """Give back the lease, which was not used. The request itself is done when Scrapy has
-        dropped it."""
-        with suppress(StorageError):
-            turn.lease.give_back()
 
     @contextmanager
     def outside_the_downloader(self, request: Request) -> Iterator[None]:
@@ -247,13 +235,6 @@ class ScrapyCrawl:
         crawler = self._crawler()
         engine = None if crawler is None else crawler.engine
         return engine is None or request in engine.downloader.active
-
-
-def _plain(given: Any) -> Any:
-    """Convert a setting, which Scrapy may have wrapped, to plain dictionaries."""
-    if isinstance(given, BaseSettings):
-        return given.copy_to_dict()
-    return dict(given)
 
 
 def _end(lease: HeldLease) -> None:
@@ -305,7 +286,7 @@ class PoliteMiddleware:
         request.meta.pop("download_latency", None)  # from an earlier attempt
         lease.claim(lease.url)  # from here on, a missing response counts against the host
         self._delivered.discard(request)  # it may have been sent before
-        hop = self._under_way[request] = hop_of(gate, lease, crawl.sent_by(request))
+        hop = self._under_way[request] = hop_of(gate, lease, _field(request, "User-Agent"))
         if (task := asyncio.current_task()) is not None:
             task.add_done_callback(lambda _: self._task_done(request))
         # Another middleware may drop the request without notice.
@@ -369,26 +350,28 @@ class PoliteMiddleware:
         """Put what the header and the page say about themselves into the response's meta. It is
         decoded by now, which it is not yet in `process_response`."""
         gate = self._crawl.gate
-        sent = self._crawl.sent_by(request)
+        sent = _field(request, "User-Agent")
         named = sent or (gate.user_agent if gate is not None else None) or ""
+        fields: Any = _Fields(response)
         request.meta["gatekeeper_signals"] = page_signals(
-            cast("Mapping[str, str]", _Fields(response)),
+            fields,
             product_token(named) or "*",
-            html_in(_field(response, "Content-Type"), response.body),
+            html_in(fields.get("Content-Type"), response.body),
             url=response.url,
             status=response.status,
         )
 
     def _answered(self, lease: HeldLease, request: Request, response: Response) -> None:
-        note_fields(lease, response.status, cast("Mapping[str, str]", _Fields(response)))
+        fields: Any = _Fields(response)
+        note_fields(lease, response.status, fields)
         with _logging_loss(lease.url):
             try:
                 lease.report(
                     status=response.status,
                     elapsed=_latency(request),
-                    retry_after=_field(response, "Retry-After"),
+                    retry_after=fields.get("Retry-After"),
                     size=len(response.body),
-                    rate_limit=http_fields.rate_limit_of({x: _field(response, x) for x in _LIMITS}),
+                    rate_limit=http_fields.rate_limit_of(fields),
                 )
             finally:
                 lease.end()
@@ -413,14 +396,15 @@ class PoliteMiddleware:
                 why = await self._cause(request, exception)
         finally:
             with _logging_loss(request.url):
-                hop.failed(by_network=unanswered, unconnected=why)
+                hop.end(by_network=unanswered, unconnected=why)
 
     async def _cause(self, request: Request, exception: Exception) -> BaseException:
         """Return why a request failed. Twisted gives no details if it could not resolve the name:
         resolve it again, to see whether the name server responds."""
         gate = self._crawl.gate
-        unknown = by_system(exception) is None and _is_about_its_name(exception)
-        if unknown and isinstance(gate, Gatekeeper):
+        chain = exception, exception.__cause__
+        about_its_name = any(isinstance(one, DNSLookupError) for one in chain)
+        if about_its_name and by_system(exception) is None and isinstance(gate, Gatekeeper):
             try:
                 async with asyncio.timeout(_LOOK_UP_SECONDS):
                     await self._names.addresses(gate, urls.parse(request.url).host, 0)
@@ -429,9 +413,12 @@ class PoliteMiddleware:
         return exception
 
     def _give_back(self, request: Request) -> None:
+        """Give back the lease, which was not used. The request itself is done when Scrapy has
+        dropped it."""
         turn = self._crawl.turns.get(request)
         if turn is not None:
-            self._crawl.give_back(turn)
+            with suppress(StorageError):
+                turn.lease.give_back()
 
 
 @contextmanager
@@ -449,16 +436,12 @@ def _latency(request: Request) -> float | None:
     return latency if isinstance(latency, float) else None
 
 
-def _is_about_its_name(error: BaseException) -> bool:
-    """Return True if Twisted could not resolve the host's name."""
-    return isinstance(error, DNSLookupError) or isinstance(error.__cause__, DNSLookupError)
-
-
 class _Fields:
-    """The header of a response, for `page_signals`."""
+    """The header of a response, as a mapping of texts."""
 
     def __init__(self, response: Response) -> None:
         self._headers = response.headers
+        self.get = partial(_field, response)
 
     def __iter__(self) -> Iterator[str]:
         return (name.decode("latin-1") for name in self._headers)
@@ -466,9 +449,6 @@ class _Fields:
     def getall(self, name: str, default: object = ()) -> list[str]:
         """Return the value of each line of a field."""
         return [value.decode("latin-1") for value in self._headers.getlist(name)]
-
-
-_LIMITS = ("RateLimit", "Age")
 
 
 def _field(message: Request | Response, name: str) -> str | None:
