@@ -272,15 +272,15 @@ class PoliteRequestManager(RequestManager):
         end = loop.time() + seconds
         while self._queue is not None and len(self._held) > len(self._prefetched):
             try:
-                turn = self._queue.get_nowait()
-            except asyncio.QueueEmpty:
-                if loop.time() >= end:
-                    return None
                 try:
-                    async with asyncio.timeout(end - loop.time()):
+                    turn = self._queue.get_nowait()
+                except asyncio.QueueEmpty:
+                    if loop.time() >= end:
+                        return None
+                    async with asyncio.timeout_at(end):
                         turn = await self._queue.get()
-                except TimeoutError:
-                    return None
+            except TimeoutError:
+                return None
             except GateClosed:
                 raise
             except GatekeeperError as error:
