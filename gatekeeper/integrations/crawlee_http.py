@@ -385,6 +385,7 @@ class _Response:
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
         self._data: bytes | None = None
+        self._is_read = False
         version = answer.version or aiohttp.HttpVersion11
         self.http_version = f"HTTP/{version.major}.{version.minor}"
         self.status_code = answer.status
@@ -394,7 +395,7 @@ class _Response:
 
     async def load(self) -> None:
         """Read the body, for `read`."""
-        self._data = await self._answer.read()
+        self._data, self._is_read = await self._answer.read(), True
 
     async def read(self) -> bytes:
         """Return the body. Raises RuntimeError if it is streamed."""
@@ -404,7 +405,8 @@ class _Response:
 
     async def read_stream(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces. Raises RuntimeError if it has been read already."""
-        if self._data is not None or self._answer.content.at_eof():
+        if self._is_read:
             raise RuntimeError("the body was read already")
+        self._is_read = True
         async for piece in self._answer.content.iter_chunked(_PIECE_SIZE):
             yield piece

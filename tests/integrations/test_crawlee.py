@@ -445,6 +445,19 @@ async def test_bytes_received_by_crawlee_count_for_the_budget(
         await client.cleanup()
 
 
+async def test_the_stream_of_an_empty_body_is_empty(
+    internet: FakeInternet, near: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("").page("/", "").page("/x", "text")
+    client = PoliteHttpClient(near, resolver=internet.resolver)
+    for path, body in (("/", b""), ("/x", b"text")):
+        async with client.stream(f"http://a.test{path}") as response:
+            assert b"".join([part async for part in response.read_stream()]) == body
+            with pytest.raises(RuntimeError):
+                await anext(response.read_stream())
+    await client.cleanup()
+
+
 async def test_each_hop_is_signed(internet: FakeInternet, tmp_path: Path) -> None:
     path = tmp_path / "bot.pem"
     public = new_key(path).public
