@@ -380,15 +380,13 @@ def polite_crawler(
     def on_skipped_request(callback: OnSkipped) -> OnSkipped:
         manager.tell(callback)
         client.tell(skipped=callback)
-        found: OnSkipped = register(callback)
-        return found
+        return register(callback)
 
     crawler.on_skipped_request = on_skipped_request
     if in_browser:
         _route_pages(crawler, gate)
     _drop_warning(crawler)
-    polite: _Crawler = crawler
-    return polite
+    return crawler
 
 
 _IN_POLITE_CRAWL: ContextVar[bool] = ContextVar("_IN_POLITE_CRAWL", default=False)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -112,8 +112,7 @@ class PoliteHttpClient(HttpClient):
             options = getattr(client, "_async_client_kwargs", {"follow_redirects": False})
             if getattr(client, "_follow_redirects", options.get("follow_redirects", True)):
                 raise ConfigError(
-                    "the HTTP client follows redirects itself, where nobody decides the hops: make "
-                    "it with follow_redirects=False"
+                    "make the HTTP client with follow_redirects=False: each hop is decided here"
                 )
         self._gate = gate
         self._client = client
@@ -155,27 +154,22 @@ class PoliteHttpClient(HttpClient):
         if statistics is not None:
             statistics.register_status_code(response.status_code)
         request.loaded_url = wanted.url
-        request.user_data["gatekeeper_signals"] = await self._signals(response, wanted)
-        return HttpCrawlingResult(http_response=response)
-
-    async def _signals(self, response: Any, wanted: _PendingRequest) -> dict[str, Any]:
-        """Return what the header and the page say about themselves, as plain values."""
         named = wanted.sent or self._gate.user_agent or ""
-        headers = response.fields if isinstance(response, _Response) else response.headers
-        found = page_signals(
-            headers,
+        signals = page_signals(
+            response.fields if isinstance(response, _Response) else response.headers,
             product_token(named) or "*",
             html_in(response.headers.get("content-type"), await response.read()),
             url=wanted.url,
             status=response.status_code,
         )
         # A stored request holds nothing but JSON.
-        return msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])
+        plain = msgspec.json.decode(msgspec.json.encode(signals))
+        request.user_data["gatekeeper_signals"] = plain
+        return HttpCrawlingResult(http_response=response)
 
     async def send_request(self, url: str, **options: Any) -> HttpResponse:
         """Fetch a URL, following redirects. `options` are those of crawlee's HttpClient: `method`,
         `headers`, `payload`, `session`, `proxy_info` and `timeout`."""
-        response: HttpResponse
         response, _ = await self._fetch(_PendingRequest(url, **options))
         return response
 
@@ -234,12 +228,13 @@ class PoliteHttpClient(HttpClient):
     async def _send(self, hop: Hop, wanted: _PendingRequest) -> _Page:
         """Send one request under its lease."""
         stack = AsyncExitStack()
+        open_request = self._own if self._client is None else self._through_client
         headers = wanted.headers | {
             name.lower(): value for name, value in hop.headers(wanted.method, wanted.url).items()
         }
         try:
             async with asyncio.timeout(wanted.left):
-                response = await stack.enter_async_context(self._open(wanted, headers))
+                response = await stack.enter_async_context(open_request(wanted, headers))
         except BaseException as error:
             refused = isinstance(error, GatekeeperError | ProxyError)
             hop.end(
@@ -260,25 +255,20 @@ class PoliteHttpClient(HttpClient):
             body.came(len(await response.read()))
         return response, stack
 
-    def _open(
+    @asynccontextmanager
+    async def _through_client(
         self, wanted: _PendingRequest, headers: dict[str, str]
-    ) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that sends the request when it is entered."""
-        client = self._client
-        if client is None:
-            return self._own(wanted, headers)
+    ) -> AsyncIterator[HttpResponse]:
+        client: Any = self._client
         left = None if wanted.left is None else timedelta(seconds=wanted.left)
         options: dict[str, Any] = {"headers": headers, "timeout": left}
         for name in ("method", "payload", "session", "proxy_info"):
             options[name] = getattr(wanted, name)
         if wanted.stream:
-            return client.stream(wanted.url, **options)
-
-        @asynccontextmanager
-        async def whole() -> AsyncIterator[HttpResponse]:
+            async with client.stream(wanted.url, **options) as response:
+                yield response
+        else:
             yield await client.send_request(wanted.url, **options)
-
-        return whole()
 
     @asynccontextmanager
     async def _own(

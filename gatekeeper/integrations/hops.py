@@ -288,8 +288,7 @@ def _handed_out(gate: Gate) -> list[tuple[str, HeldLease]]:
     """Return the leases that wait for their requests, with the URLs of these, oldest first. They
     are few: one for each worker of a crawler. They are kept in the gate itself, which they lead
     back to."""
-    found: list[tuple[str, HeldLease]] = vars(gate).setdefault("_handed_out", [])
-    return found
+    return vars(gate).setdefault("_handed_out", [])
 
 
 def hand_out(gate: Gate, url: str, lease: HeldLease) -> None:

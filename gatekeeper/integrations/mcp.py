@@ -219,9 +219,7 @@ def build(
     `gate`. `wait`: the timeout of a call in seconds. `timer` is for tests: it says when the kept
     texts of pages expire."""
     tools = _Tools(session, gate or session_gate(session), wait, timer)
-    server: MCPServer[Any] = MCPServer(
-        "gatekeeper", version=__version__, instructions=_INSTRUCTIONS
-    )
+    server = MCPServer[Any]("gatekeeper", version=__version__, instructions=_INSTRUCTIONS)
     for tool in (tools.may_i_fetch, tools.explain, tools.fetch, tools.sitemaps):
         server.add_tool(tool, annotations=_READS, structured_output=True)
     server.add_prompt(Prompt.from_function(tools.read_page, "fetch"))

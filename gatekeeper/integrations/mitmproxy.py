@@ -260,9 +260,7 @@ class PoliteProxy:
             self._count >= MOST_OF_HOST
             and sum(one.address[0] == address[0] for one in every) >= MOST_OF_HOST
         ):
-            raise _NotPassedOn(
-                503, "busy", f"too many requests for {request.host} are waiting here"
-            )
+            raise _NotPassedOn(503, "busy", f"too many requests for {request.host} wait here")
         exchange = _Exchange(address, is_tunnel)
         self._open.setdefault(client.id, {})[flow.id] = exchange
         self._count += 1
@@ -416,17 +414,11 @@ def _check(request: http.Request, url: str) -> None:
     origin = urls.parse(url).origin
     for host in filter(None, (request.authority, request.headers.get("Host"))):
         if urls.parse(f"{request.scheme}://{host}/").origin != origin:
-            raise _NotPassedOn(
-                421,
-                "misdirected",
-                f"the request is for {urls.mask(host)} by its Host, and for {request.host} port "
-                f"{request.port} by its target or CONNECT: one URL is decided, so they must agree",
-            )
+            told = f"the Host is {urls.mask(host)}, the target or CONNECT says {origin}"
+            raise _NotPassedOn(421, "misdirected", f"{told}: they must agree")
     coding = request.headers.get("Transfer-Encoding", "chunked")
     if coding.strip().lower() != "chunked":  # RFC 9112 section 6.1
-        raise _NotPassedOn(
-            501, "transfer-coding", f"the transfer coding {coding!r} is not passed on"
-        )
+        raise _NotPassedOn(501, "transfer-coding", f"transfer coding {coding!r} is not passed on")
 
 
 def _is_page_part(request: http.Request) -> bool:

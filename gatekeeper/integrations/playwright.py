@@ -108,10 +108,7 @@ async def polite_route(
     if "document" in exempt:
         raise ConfigError("exempt: navigations are always decided; leave 'document' out")
     if context.service_workers:
-        raise ConfigError(
-            "the context has service workers, whose requests no route sees: make it with "
-            'service_workers="block"'
-        )
+        raise ConfigError('the context has service workers: make it with service_workers="block"')
     routes = vars(context)[PoliteRoutes.__name__] = PoliteRoutes(context, gate, exempt)
     await routes.begin()
     return routes

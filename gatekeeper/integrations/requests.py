@@ -93,22 +93,17 @@ class PoliteAdapter(HTTPAdapter):
         """Create pools that connect through the guard. Called by requests."""
         super().init_poolmanager(*given, **options)
         descriptors.register(self)
-        self.poolmanager.pool_classes_by_scheme = {
-            scheme: type("GuardedPool", (pool,), {"ConnectionCls": self._guarded_class(connection)})
-            for scheme, pool, connection in (
-                ("http", HTTPConnectionPool, HTTPConnection),
-                ("https", HTTPSConnectionPool, HTTPSConnection),
-            )
-        }
-
-    def _guarded_class(self, kind: type[Any]) -> type[Any]:
-        return type("GuardedConnection", (_Guarded, kind), {"gatekeeper_adapter": self})
+        classes = self.poolmanager.pool_classes_by_scheme = {}
+        for scheme, pool, connection in (
+            ("http", HTTPConnectionPool, HTTPConnection),
+            ("https", HTTPSConnectionPool, HTTPSConnection),
+        ):
+            own = type("GuardedConnection", (_Guarded, connection), {"gatekeeper_adapter": self})
+            classes[scheme] = type("GuardedPool", (pool,), {"ConnectionCls": own})
 
     def __getstate__(self) -> dict[str, Any]:
         """Raise TypeError: another process has no gate, and would send requests without one."""
-        raise TypeError(
-            "a PoliteAdapter can't be pickled or copied: make one for the gate of each process"
-        )
+        raise TypeError("no PoliteAdapter is copied: make one for the gate of each process")
 
     def close_idle(self) -> bool:
         """Close the idle connections; see `descriptors.IdlePool`. urllib3 closes all or none."""

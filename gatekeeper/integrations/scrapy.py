@@ -41,7 +41,7 @@ with needs_extra("scrapy", __name__):
     from scrapy.downloadermiddlewares.httpcache import HttpCacheMiddleware
     from scrapy.robotstxt import RobotParser as BaseRobotParser
     from scrapy.settings import BaseSettings
-    from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
+    from scrapy.utils.defer import deferred_f_from_coro_f, maybe_deferred_to_future
     from scrapy.utils.misc import build_from_crawler, load_object
     from scrapy.utils.request import request_from_dict
 
@@ -79,19 +79,22 @@ class Addon:
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(eq=False)
 class _DirectTurn:
     """Takes the place of a `Turn` for a request that needs no lease."""
 
-    waiting: _DirectRequests
+    kept: KeptEntries | None
+    """The file that it is in, until it is done."""
     entry: Entry
     url: str
     data: Any
     """The pickled request, or the number of a request in memory."""
 
     def done(self) -> None:
-        """Note that the request is done. Idempotent."""
-        self.waiting.done(self)
+        """Remove the request from the file. Idempotent."""
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            kept.remove(self.entry)
 
 
 class _DirectRequests:
@@ -104,7 +107,7 @@ class _DirectRequests:
         found = [] if self._kept is None else self._kept.load(check=str)
         self._arrivals = itertools.count(found[-1][1] + 1 if found else 0)
         self._waiting: deque[Entry] = deque(found)
-        self._given: set[_DirectTurn] = set()
+        self._given = weakref.WeakSet[_DirectTurn]()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -121,22 +124,15 @@ class _DirectRequests:
         if not self._waiting:
             return None
         entry = self._waiting.popleft()
-        turn = _DirectTurn(self, entry, *entry[2:])
+        turn = _DirectTurn(self._kept, entry, *entry[2:])
         self._given.add(turn)
         return turn
-
-    def done(self, turn: _DirectTurn) -> None:
-        """Remove a request that is done from the file."""
-        if turn in self._given:
-            self._given.discard(turn)
-            if self._kept is not None:
-                self._kept.remove(turn.entry)
 
     def close(self) -> None:
         """Finish requests in flight and close the file; waiting requests stay for the next run."""
         for turn in list(self._given):
             with suppress(StorageError):  # the request is then repeated in the next run
-                self.done(turn)
+                turn.done()
         if self._kept is not None:
             self._kept.close()
 
@@ -154,7 +150,7 @@ class PoliteScheduler(BaseScheduler):
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = crawler
         self._crawl = ScrapyCrawl.of(crawler)
-        self._crawl.scheduled = weakref.WeakSet()
+        self._scheduled = self._crawl.scheduled = weakref.WeakSet[Request]()
         self._stats: Any = crawler.stats
         self._filter: Any = build_from_crawler(
             load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
@@ -177,12 +173,10 @@ class PoliteScheduler(BaseScheduler):
 
     # -- opening and closing ---------------------------------------------------------
 
-    def open(self, spider: Spider) -> Any:
+    @deferred_f_from_coro_f
+    async def open(self, spider: Spider) -> None:
         """Open the gate and the queue. Scrapy awaits the result."""
         self._spider = spider
-        return deferred_from_coro(self._open())
-
-    async def _open(self) -> None:
         if (opening := self._filter.open()) is not None:
             await maybe_deferred_to_future(opening)
         gate = await self._crawl.open()
@@ -199,11 +193,9 @@ class PoliteScheduler(BaseScheduler):
             _log.info("Resuming crawl (%d requests scheduled)", len(self))
         self._feeder = asyncio.create_task(self._feed(self._queue))
 
-    def close(self, reason: str) -> Any:
+    @deferred_f_from_coro_f
+    async def close(self, reason: str) -> None:
         """Close the queue. Waiting requests stay in JOBDIR for the next run."""
-        return deferred_from_coro(self._close(reason))
-
-    async def _close(self, reason: str) -> None:
         if self._feeder is not None:
             self._feeder.cancel()
             await asyncio.wait([self._feeder])
@@ -257,8 +249,6 @@ class PoliteScheduler(BaseScheduler):
     def _is_cached(self, request: Request) -> bool:
         """Return True if HttpCacheMiddleware would answer the request now. If it does not in the
         end, the request waits for a lease in the middleware."""
-        if not self._crawler.settings.getbool("HTTPCACHE_ENABLED"):
-            return False
         cache = self._crawler.get_downloader_middleware(HttpCacheMiddleware)
         if cache is None or self._spider is None or request.meta.get("dont_cache"):
             return False
@@ -317,8 +307,7 @@ class PoliteScheduler(BaseScheduler):
                 _end(turn)
                 return None
             request = found
-        if self._crawl.scheduled is not None:
-            self._crawl.scheduled.add(request)
+        self._scheduled.add(request)
         if isinstance(turn, Turn):
             self._crawl.turns[request] = turn
         # The request is done when it is garbage-collected: its callback has run, and the results

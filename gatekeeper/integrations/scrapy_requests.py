@@ -67,7 +67,7 @@ class ScrapyCrawl:
     """The gate and the leases of one crawl, shared by the scheduler and the middleware."""
 
     def __init__(self, crawler: Crawler) -> None:
-        self._crawler = weakref.ref(crawler)
+        self._crawler: Any = weakref.ref(crawler)  # which is there as long as the crawl runs
         self.stats: Any = crawler.stats
         self.settings: BaseSettings = crawler.settings
         self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
@@ -91,8 +91,7 @@ class ScrapyCrawl:
         kept, name = vars(crawler), cls.__qualname__
         if name not in kept:
             kept[name] = cls(crawler)
-        found: ScrapyCrawl = kept[name]
-        return found
+        return kept[name]
 
     async def open(self) -> Gatekeeper | RemoteGatekeeper:
         """Return the gate, opened at the first call. Raises GateClosed once the crawl is over, and
@@ -108,8 +107,7 @@ class ScrapyCrawl:
 
     async def _open(self) -> Gatekeeper | RemoteGatekeeper:
         crawler = self._crawler()
-        spider = None if crawler is None else crawler.spider
-        agent = getattr(spider, "user_agent", None) or self.settings["USER_AGENT"]
+        agent = getattr(crawler.spider, "user_agent", None) or self.settings["USER_AGENT"]
         if (where := self.settings.get("GATEKEEPER_URL")) is not None:
             name = None if unnamed(agent) else agent
             gate: Gatekeeper | RemoteGatekeeper = RemoteGatekeeper(
@@ -124,8 +122,7 @@ class ScrapyCrawl:
                 _log.warning("USER_AGENT is Scrapy's own: say who you are, so that sites can tell")
             gate = Gatekeeper(agent, config=self._config())
         self.gate = await gate.__aenter__()
-        if crawler is not None:
-            send_once_by_scrapy(crawler)
+        send_once_by_scrapy(crawler)
         if isinstance(gate, Gatekeeper):
             gate.parts.listeners.append(self._retrieved)
         return gate
@@ -198,11 +195,10 @@ class ScrapyCrawl:
         """Keep a waiting request from counting against CONCURRENT_REQUESTS, if it is a download
         that was requested directly from the engine. Requests from the scheduler do count, since the
         engine would otherwise fetch everything that the scheduler has."""
-        crawler = self._crawler()
-        if crawler is None or self.scheduled is None or request in self.scheduled:
+        if self.scheduled is None or request in self.scheduled:
             yield
             return
-        engine: Any = crawler.engine
+        engine = self._crawler().engine
         active = engine.downloader.active
         active.discard(request)
         self.waiting += 1
@@ -220,8 +216,7 @@ class ScrapyCrawl:
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_LOOK_SECONDS)
-                crawler = self._crawler()
-                if not task.done() and crawler is not None and is_scrapy_closing(crawler):
+                if not task.done() and is_scrapy_closing(self._crawler()):
                     late = LeaseTimeout(request.url, f"{request.url}: the crawl is being stopped")
                     raise _ERRORS.of(late, request)
             return task.result()
@@ -232,9 +227,7 @@ class ScrapyCrawl:
 
     def is_wanted(self, request: Request) -> bool:
         """Return True if the result of the download is still awaited."""
-        crawler = self._crawler()
-        engine = None if crawler is None else crawler.engine
-        return engine is None or request in engine.downloader.active
+        return request in self._crawler().engine.downloader.active
 
 
 def _end(lease: HeldLease) -> None:

@@ -93,10 +93,10 @@ class _Library(Generic[_Asked]):
 
     library: ClassVar[tuple[Any, Any, HopErrors]]
     """The modules of httpx and of httpcore, and the error classes. Set by the transports."""
-    kind: ClassVar[str]
-    """The beginning of the library's names of a transport and a connection pool."""
-    network: ClassVar[str]
-    """The library's name of a network backend."""
+    blocking: ClassVar[bool]
+
+    _close: Callable[[list[Any]], object]
+    """Begins to close connections."""
 
     guarded: bool
     """Whether the guard checks each address that is connected to; otherwise it checks URLs only."""
@@ -114,9 +114,8 @@ class _Library(Generic[_Asked]):
         self._httpx, self._httpcore, errors = self.library
         base = self._httpx.AsyncByteStream, self._httpx.SyncByteStream
         self._body_kind = type("LeasedBody", (_LeasedBody, *base), {})
-        blocking = isinstance(self, HopTransport)
         self._hops = hops = Hops(
-            gate, errors, max_wait=max_wait, resolver=resolver, blocking=blocking
+            gate, errors, max_wait=max_wait, resolver=resolver, blocking=self.blocking
         )
         dialling = [name for name in options if name not in GUARDED_OPTIONS and options[name]]
         self.guarded = hops.guarded = transport is None and not dialling
@@ -134,9 +133,10 @@ class _Library(Generic[_Asked]):
         idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
         if self.guarded:
             self._hops.unresolved = self._httpcore.ConnectError
+            network = self._httpcore.SyncBackend if self.blocking else self._httpcore.AnyIOBackend
             options["network_backend"] = _Backend(
-                getattr(self._httpcore, self.network)(),
-                self._hops.connect_sync if isinstance(self, HopTransport) else self._hops.connect,
+                network(),
+                self._hops.connect_sync if self.blocking else self._hops.connect,
                 (self._httpcore.ConnectError, self._httpcore.ConnectTimeout),
             )
         usual = {
@@ -146,9 +146,10 @@ class _Library(Generic[_Asked]):
             "keepalive_expiry": 15.0,
             "ssl_context": context,
         }
-        self._pool = getattr(self._httpcore, f"{self.kind}ConnectionPool")(**usual | options)
+        kind = "" if self.blocking else "Async"
+        self._pool = getattr(self._httpcore, f"{kind}ConnectionPool")(**usual | options)
         descriptors.register(self)
-        transport = getattr(self._httpx, f"{self.kind}HTTPTransport")
+        transport = getattr(self._httpx, f"{kind}HTTPTransport")
         return connect_through(transport(verify=context), self._pool)
 
     def close_idle(self) -> bool:
@@ -156,9 +157,6 @@ class _Library(Generic[_Asked]):
         idle = [one for one in self._pool.connections if one.is_idle()]
         self._close(idle[: (len(idle) + 1) // 2])
         return bool(idle)
-
-    def _close(self, idle: list[Any]) -> None:
-        raise NotImplementedError
 
     def _asked(self, request: Any) -> tuple[str, str | None, Any]:
         """Return what to begin: the URL of a request, its User-Agent, and itself."""
@@ -198,7 +196,7 @@ class _Library(Generic[_Asked]):
 class AsyncHopTransport(_Library[Gate]):
     """Mixin for an asynchronous transport."""
 
-    kind, network = "Async", "AnyIOBackend"
+    blocking = False
     _loop: asyncio.AbstractEventLoop | None = None
     """The loop of the connections."""
 
@@ -235,7 +233,7 @@ class AsyncHopTransport(_Library[Gate]):
 class HopTransport(_Library[SyncGatekeeper]):
     """Mixin for a synchronous transport."""
 
-    kind, network = "", "SyncBackend"
+    blocking = True
 
     def handle_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
