@@ -62,8 +62,8 @@ RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
+# Icons are asked for past any route, unless the page names one that is here already.
 _INIT_SCRIPT = """
-// Icons are asked for past any route, unless the page names one that is here already.
 if (window === window.top) addEventListener("DOMContentLoaded", () => {
   for (const link of document.querySelectorAll("link[rel~=icon i]")) link.remove();
   const none = Object.assign(document.createElement("link"), {rel: "icon", href: "data:,"});
