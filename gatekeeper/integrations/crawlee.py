@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.clock import OwnedTasks
-from gatekeeper.decision import Verdict
 from gatekeeper.errors import (
     ConfigError,
     GateClosed,
@@ -298,10 +297,7 @@ class PoliteRequestManager(RequestManager):
         """Return True if a request may be sent with its own User-Agent, if it has one; the queue
         decided it for the gate's. Otherwise skip the request or queue it again later."""
         agent = self._agent(request)
-        if agent is None:
-            return True
-        decision = await self._gate.check(request.url, user_agent=agent)
-        if decision.verdict is Verdict.ALLOW:
+        if agent is None or (decision := await self._gate.check(request.url, user_agent=agent)):
             return True
         turn.lease.give_back()
         self._end(turn)

@@ -405,15 +405,12 @@ class _Tools:
     async def _fetched(self, url: str, form: str, max_bytes: int) -> FetchedPage:
         await self._refuse_at_once(url)
         async with self._session.get(url) as response:
-            body = bytearray()
-            async for part in response.content.iter_chunked(65_536):
-                body += part
-                if len(body) > max_bytes:
-                    break
-            complete = len(body) <= max_bytes
-            if not complete:
-                del body[max_bytes:]
+            try:
+                body = await response.content.readexactly(max_bytes + 1)
                 response.close()  # the rest is not needed
+            except asyncio.IncompleteReadError as error:
+                body = error.partial
+            complete, body = len(body) <= max_bytes, body[:max_bytes]
         kind = response.content_type
         encoding = _encoding(response)
         if b"\0" in body[:_EXAMINED_BYTES] and not encoding.startswith("utf-16"):
@@ -443,9 +440,8 @@ class _Tools:
         with contextlib.suppress(SidecarError):  # acquiring the lease raises the error
             clocks = await self._gate.why(urls.parse(url).host)
         for clock in clocks:
-            if clock.kind == "pause" or (
-                clock.kind in ("block", "next") and clock.until is not None and clock.until > latest
-            ):
+            late = clock.kind in ("block", "next") and (clock.until or latest) > latest
+            if late or clock.kind == "pause":
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {clock}", retry_at=clock.until)
 
 
@@ -469,10 +465,9 @@ _ENCODINGS = re.compile(
 
 
 def _encoding(response: aiohttp.ClientResponse) -> str:
-    try:
-        name = codecs.lookup(response.charset or "utf-8").name
-    except LookupError:
-        return "utf-8"
+    name = "utf-8"
+    with contextlib.suppress(LookupError):
+        name = codecs.lookup(response.charset or name).name
     return name if _ENCODINGS.fullmatch(name) else "utf-8"
 
 
@@ -574,9 +569,7 @@ class _PageText:
             self._end_link()
 
     def _end_link(self) -> None:
-        if self._link is None:
-            return
-        place, target = self._link
+        place, target = self._link or (0, "")
         self._link = None
         if target and any(part.strip() for part in self.parts[place:]):
             self.parts[place] = "["
