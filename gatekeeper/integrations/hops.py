@@ -414,8 +414,6 @@ class Hops:
         self.names: GuardedNames = GuardedNames(self.config, resolver)
         self.guarded: bool = True
         """Whether the guard judges each request; otherwise the gate alone does."""
-        self.unresolved: Callable[[str], Exception] | None = None
-        """The library's error for a name that has no address; None: the system's."""
         self._errors = errors
         self._max_wait = max_wait
         self._bodies: WeakSet[BodyInUse] = WeakSet()
@@ -460,14 +458,16 @@ class Hops:
         timeout: float | None,
         dial: Callable[[str, int, float], Awaitable[_T]],
         failures: tuple[type[Exception], ...],
+        unresolved: type[Exception] | None = None,
     ) -> _T:
         """Call `dial` with allowed addresses of a host, its port and seconds, until one accepts the
         connection. `failures` are what it raises if it does not, and `timeout` is for all together.
 
-        Raises AddressRefused, OSError if the name has no address, and what `dial` raises.
+        Raises AddressRefused, what `dial` raises, and for a name without an address `unresolved`,
+        or the system's error.
         """
         began, failed = time.monotonic(), []
-        found = await self._addresses(self.gate, host, port)
+        found = await self._addresses(self.gate, host, port, unresolved)
         for attempt in attempts(self.names.guard, found, timeout, began):
             try:
                 return await descriptors.with_descriptor(partial(dial, *attempt))
@@ -482,10 +482,11 @@ class Hops:
         timeout: float | None,
         dial: Callable[[str, int, float], _T],
         failures: tuple[type[Exception], ...],
+        unresolved: type[Exception] | None = None,
     ) -> _T:
         """Call `connect` for threads. Names are resolved in the gate's loop."""
         began, failed = time.monotonic(), []
-        found = self.gate.wait(lambda inner: self._addresses(inner, host, port))
+        found = self.gate.wait(lambda inner: self._addresses(inner, host, port, unresolved))
         for attempt in attempts(self.names.guard, found, timeout, began):
             try:
                 return descriptors.with_descriptor_sync(partial(dial, *attempt))
@@ -493,13 +494,15 @@ class Hops:
                 failed.append(error)
         raise _failure(failed)
 
-    async def _addresses(self, gate: Any, host: str, port: int) -> list[tuple[str, int]]:
+    async def _addresses(
+        self, gate: Any, host: str, port: int, unresolved: type[Exception] | None
+    ) -> list[tuple[str, int]]:
         try:
             return await self.names.addresses(gate, host, port)
         except socket.gaierror as error:
-            if self.unresolved is None:
+            if unresolved is None:
                 raise
-            raise self.unresolved(str(error)) from error
+            raise unresolved(str(error)) from error
 
     def answered(self, hop: Hop, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """Call `hop.answered`; `close` frees the body if nobody else has."""

@@ -73,7 +73,7 @@ class _Backend:
     ) -> Any:
         """Connect to the first allowed address that accepts the connection."""
         dial = partial(self._dial, **options)  # address, port, seconds
-        return self._connect(host, port, timeout, dial, self._failures)
+        return self._connect(host, port, timeout, dial, self._failures, self._failures[0])
 
 
 _Asked = TypeVar("_Asked")
@@ -132,7 +132,6 @@ class _Library(Generic[_Asked]):
         context = self._httpx.create_ssl_context(verify, cert)
         idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
         if self.guarded:
-            self._hops.unresolved = self._httpcore.ConnectError
             network = self._httpcore.SyncBackend if self.blocking else self._httpcore.AnyIOBackend
             options["network_backend"] = _Backend(
                 network(),
