@@ -102,7 +102,7 @@ async def test_a_dial_without_a_descriptor_says_nothing_about_the_host(
     async with Gatekeeper("examplebot/1.0", config=config, resolver=internet.resolver) as gate:
         for _ in range(4):
             hop = await begin(gate, "http://a.test/x", None)
-            hop.failed(by_network=True, unconnected=caused(RuntimeError("a library's"), cause))
+            hop.end(by_network=True, unconnected=caused(RuntimeError("a library's"), cause))
         views = [str(view) for view in await gate.why("a.test")]
     assert any("errors in a row" in view for view in views) is counts
 

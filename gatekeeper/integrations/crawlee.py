@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 from gatekeeper import urls
 from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.clock import OwnedTasks
-from gatekeeper.decision import Verdict
 from gatekeeper.errors import (
     ConfigError,
     GateClosed,
@@ -123,8 +122,7 @@ class PoliteRequestManager(RequestManager):
     async def add_request(self, request: str | Request, *, forefront: bool = False) -> Any:
         """Add a request."""
         found = self._transform_request(request)
-        if forefront:
-            self._first.add(found.unique_key)
+        self._note_first(forefront, found)
         added = await (await self.inner()).add_request(found, forefront=forefront)
         await self._refill()
         return added
@@ -134,8 +132,7 @@ class PoliteRequestManager(RequestManager):
     ) -> None:
         """Add requests. `options` are those of the inner manager."""
         found = self._transform_requests(requests)
-        if forefront:
-            self._first.update(one.unique_key for one in found)
+        self._note_first(forefront, *found)
         await (await self.inner()).add_requests(found, forefront=forefront, **options)
         await self._refill()
 
@@ -147,18 +144,19 @@ class PoliteRequestManager(RequestManager):
     async def reclaim_request(self, request: Request, *, forefront: bool = False) -> Any:
         """End the lease of a request that failed, and queue it for another attempt."""
         self._done(request)
-        if forefront:
-            self._first.add(request.unique_key)
+        self._note_first(forefront, request)
         back = await (await self.inner()).reclaim_request(request, forefront=forefront)
         await self._refill()
         return back
 
+    def _note_first(self, forefront: bool, *requests: Request) -> None:
+        if forefront:
+            self._first.update(one.unique_key for one in requests)
+
     def _done(self, request: Request) -> None:
-        turn = self._turns.pop(request.unique_key, None)
-        if turn is None:
-            return
-        take_back(self._gate, request.url, turn.lease)
-        self._end(turn)
+        if (turn := self._turns.pop(request.unique_key, None)) is not None:
+            take_back(self._gate, turn.lease)
+            self._end(turn)
 
     def _end(self, turn: Turn) -> None:
         try:
@@ -273,15 +271,15 @@ class PoliteRequestManager(RequestManager):
         end = loop.time() + seconds
         while self._queue is not None and len(self._held) > len(self._prefetched):
             try:
-                turn = self._queue.get_nowait()
-            except asyncio.QueueEmpty:
-                if loop.time() >= end:
-                    return None
                 try:
-                    async with asyncio.timeout(end - loop.time()):
+                    turn = self._queue.get_nowait()
+                except asyncio.QueueEmpty:
+                    if loop.time() >= end:
+                        return None
+                    async with asyncio.timeout_at(end):
                         turn = await self._queue.get()
-                except TimeoutError:
-                    return None
+            except TimeoutError:
+                return None
             except GateClosed:
                 raise
             except GatekeeperError as error:
@@ -299,10 +297,7 @@ class PoliteRequestManager(RequestManager):
         """Return True if a request may be sent with its own User-Agent, if it has one; the queue
         decided it for the gate's. Otherwise skip the request or queue it again later."""
         agent = self._agent(request)
-        if agent is None:
-            return True
-        decision = await self._gate.check(request.url, user_agent=agent)
-        if decision.verdict is Verdict.ALLOW:
+        if agent is None or (decision := await self._gate.check(request.url, user_agent=agent)):
             return True
         turn.lease.give_back()
         self._end(turn)
@@ -381,15 +376,13 @@ def polite_crawler(
     def on_skipped_request(callback: OnSkipped) -> OnSkipped:
         manager.tell(callback)
         client.tell(skipped=callback)
-        found: OnSkipped = register(callback)
-        return found
+        return register(callback)
 
     crawler.on_skipped_request = on_skipped_request
     if in_browser:
         _route_pages(crawler, gate)
     _drop_warning(crawler)
-    polite: _Crawler = crawler
-    return polite
+    return crawler
 
 
 _IN_POLITE_CRAWL: ContextVar[bool] = ContextVar("_IN_POLITE_CRAWL", default=False)
@@ -397,12 +390,8 @@ _IN_POLITE_CRAWL: ContextVar[bool] = ContextVar("_IN_POLITE_CRAWL", default=Fals
 
 def _is_true(record: logging.LogRecord) -> bool:
     """Return False for crawlee's warning that a 429 has no effect, from within a polite crawl."""
-    text = record.getMessage()
-    return not (
-        _IN_POLITE_CRAWL.get()
-        and "429" in text
-        and "is not using `ThrottlingRequestManager`" in text
-    )
+    told = "is not using `ThrottlingRequestManager`" in record.getMessage()
+    return not (told and _IN_POLITE_CRAWL.get())
 
 
 def _drop_warning(crawler: Any) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -35,6 +35,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.http_fields import REDIRECTS
 from gatekeeper.integrations.hops import (
     BodyInUse,
     Hop,
@@ -55,7 +56,6 @@ OnSkipped = Callable[[str, Any], Awaitable[None]]
 """A callback as for `crawler.on_skipped_request`, called with the URL and "robots_txt"."""
 
 _PIECE_SIZE: Final = 65_536
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BODY_FIELDS = frozenset(
     {"content-encoding", "content-language", "content-length", "content-location", "content-type"}
 )
@@ -103,14 +103,16 @@ class PoliteHttpClient(HttpClient):
     ) -> None:
         super().__init__(persist_cookies_per_session=persist_cookies_per_session)
         self._hops = Hops(gate, _ERRORS, resolver=resolver)
-        self._hops.guarded = client is None
+        self.guarded: bool = client is None
+        """Whether the guard checks each address that is connected to; otherwise URLs only."""
+        self._hops.guarded = self.guarded
         if client is not None:
             accept_unguarded(self._hops.config, guarded, "an HTTP client of your own")
-            follows = getattr(client, "_follow_redirects", None)
-            if follows or _follows_by_httpx(client):
+            # The client of httpx follows redirects unless its options say otherwise.
+            options = getattr(client, "_async_client_kwargs", {"follow_redirects": False})
+            if getattr(client, "_follow_redirects", options.get("follow_redirects", True)):
                 raise ConfigError(
-                    "the HTTP client follows redirects itself, where nobody decides the hops: make "
-                    "it with follow_redirects=False"
+                    "make the HTTP client with follow_redirects=False: each hop is decided here"
                 )
         self._gate = gate
         self._client = client
@@ -121,11 +123,6 @@ class PoliteHttpClient(HttpClient):
         self._on_skipped = on_skipped_request
         self._on_cleanup: Callable[[], Awaitable[None]] | None = None
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def guarded(self) -> bool:
-        """Whether the guard checks each address that is connected to; otherwise URLs only."""
-        return self._hops.guarded
 
     def tell(
         self,
@@ -139,24 +136,12 @@ class PoliteHttpClient(HttpClient):
         self._on_cleanup = cleanup or self._on_cleanup
 
     async def crawl(
-        self,
-        request: Request,
-        *,
-        session: Any = None,
-        proxy_info: Any = None,
-        statistics: Any = None,
-        timeout: timedelta | None = None,
+        self, request: Request, *, statistics: Any = None, **options: Any
     ) -> HttpCrawlingResult:
-        """Fetch a page, following redirects. Called by crawlee."""
-        wanted = _PendingRequest(
-            request.url,
-            method=request.method,
-            headers=request.headers,
-            payload=request.payload,
-            session=session,
-            proxy_info=proxy_info,
-            timeout=timeout,
-        )
+        """Fetch a page, following redirects. Called by crawlee; `options` are `session`,
+        `proxy_info` and `timeout`."""
+        options |= {"method": request.method, "payload": request.payload}
+        wanted = _PendingRequest(request.url, headers=request.headers, **options)
         try:
             response, _ = await self._fetch(wanted)
         except (RequestDenied, RequestInvalidURL) as error:
@@ -169,27 +154,22 @@ class PoliteHttpClient(HttpClient):
         if statistics is not None:
             statistics.register_status_code(response.status_code)
         request.loaded_url = wanted.url
-        request.user_data["gatekeeper_signals"] = await self._signals(response, wanted)
-        return HttpCrawlingResult(http_response=response)
-
-    async def _signals(self, response: Any, wanted: _PendingRequest) -> dict[str, Any]:
-        """Return what the header and the page say about themselves, as plain values."""
         named = wanted.sent or self._gate.user_agent or ""
-        headers = response.fields if isinstance(response, _Response) else response.headers
-        found = page_signals(
-            headers,
+        signals = page_signals(
+            response.fields if isinstance(response, _Response) else response.headers,
             product_token(named) or "*",
             html_in(response.headers.get("content-type"), await response.read()),
             url=wanted.url,
             status=response.status_code,
         )
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
-        return plain  # a stored request holds nothing but JSON
+        # A stored request holds nothing but JSON.
+        plain = msgspec.json.decode(msgspec.json.encode(signals))
+        request.user_data["gatekeeper_signals"] = plain
+        return HttpCrawlingResult(http_response=response)
 
     async def send_request(self, url: str, **options: Any) -> HttpResponse:
         """Fetch a URL, following redirects. `options` are those of crawlee's HttpClient: `method`,
         `headers`, `payload`, `session`, `proxy_info` and `timeout`."""
-        response: HttpResponse
         response, _ = await self._fetch(_PendingRequest(url, **options))
         return response
 
@@ -231,7 +211,7 @@ class PoliteHttpClient(HttpClient):
             if wanted.left is not None:
                 wanted.left = max(0.001, wanted.left - (loop.time() - began))
             location = response.headers.get("location")
-            if response.status_code not in _REDIRECTS or not location:
+            if response.status_code not in REDIRECTS or not location:
                 return response, stack
             try:
                 target = urls.redirected(wanted.url, location)
@@ -248,15 +228,16 @@ class PoliteHttpClient(HttpClient):
     async def _send(self, hop: Hop, wanted: _PendingRequest) -> _Page:
         """Send one request under its lease."""
         stack = AsyncExitStack()
+        open_request = self._own if self._client is None else self._through_client
         headers = wanted.headers | {
             name.lower(): value for name, value in hop.headers(wanted.method, wanted.url).items()
         }
         try:
             async with asyncio.timeout(wanted.left):
-                response = await stack.enter_async_context(self._open(wanted, headers))
+                response = await stack.enter_async_context(open_request(wanted, headers))
         except BaseException as error:
             refused = isinstance(error, GatekeeperError | ProxyError)
-            hop.failed(
+            hop.end(
                 by_network=isinstance(error, Exception) and not refused,
                 unconnected=error if isinstance(error, _CONNECT_ERRORS) else None,
             )
@@ -274,29 +255,20 @@ class PoliteHttpClient(HttpClient):
             body.came(len(await response.read()))
         return response, stack
 
-    def _open(
+    @asynccontextmanager
+    async def _through_client(
         self, wanted: _PendingRequest, headers: dict[str, str]
-    ) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that sends the request when it is entered."""
-        client = self._client
-        if client is None:
-            return self._own(wanted, headers)
-        options: dict[str, Any] = {
-            "method": wanted.method,
-            "headers": headers,
-            "payload": wanted.payload,
-            "session": wanted.session,
-            "proxy_info": wanted.proxy_info,
-            "timeout": None if wanted.left is None else timedelta(seconds=wanted.left),
-        }
+    ) -> AsyncIterator[HttpResponse]:
+        client: Any = self._client
+        left = None if wanted.left is None else timedelta(seconds=wanted.left)
+        options: dict[str, Any] = {"headers": headers, "timeout": left}
+        for name in ("method", "payload", "session", "proxy_info"):
+            options[name] = getattr(wanted, name)
         if wanted.stream:
-            return client.stream(wanted.url, **options)
-
-        @asynccontextmanager
-        async def whole() -> AsyncIterator[HttpResponse]:
+            async with client.stream(wanted.url, **options) as response:
+                yield response
+        else:
             yield await client.send_request(wanted.url, **options)
-
-        return whole()
 
     @asynccontextmanager
     async def _own(
@@ -337,14 +309,6 @@ class PoliteHttpClient(HttpClient):
         return self._session
 
 
-def _follows_by_httpx(client: HttpClient) -> bool:
-    """Return True if the client is crawlee's httpx client and follows redirects."""
-    options = getattr(client, "_async_client_kwargs", None)
-    if hasattr(client, "_follow_redirects") or not isinstance(options, dict):
-        return False
-    return bool(options.get("follow_redirects", True))
-
-
 @dataclass(eq=False)
 class _PendingRequest:
     """A request to be sent; each redirect changes it."""
@@ -363,15 +327,13 @@ class _PendingRequest:
     stream: bool = False
     """Whether the body is read in pieces, by the caller."""
 
+    sent: str | None = field(init=False)
+    """Its own User-Agent, if it has one."""
+
     def __post_init__(self, timeout: timedelta | None) -> None:
         self.headers = {name.lower(): value for name, value in dict(self.headers or {}).items()}
         self.left = None if timeout is None else timeout.total_seconds()
-
-    @property
-    def sent(self) -> str | None:
-        """Its own User-Agent, if it has one."""
-        name: str | None = self.headers.get("user-agent")
-        return name
+        self.sent = self.headers.get("user-agent")
 
     def redirected(self, status: int, url: str) -> None:
         """Change the request as the Fetch standard specifies (section 4.4, HTTP-redirect fetch)."""
@@ -380,10 +342,7 @@ class _PendingRequest:
             status == 303 and self.method not in ("GET", "HEAD")
         ):
             self.method, self.payload, gone = "GET", None, _BODY_FIELDS
-        try:
-            if urls.parse(url).origin != urls.parse(self.url).origin:
-                gone |= _ORIGIN_FIELDS
-        except InvalidURL:
+        if urls.parse(url).origin != urls.parse(self.url).origin:
             gone |= _ORIGIN_FIELDS
         self.url = url
         self.headers = {k: v for k, v in self.headers.items() if k not in gone}
@@ -416,32 +375,17 @@ class _Response:
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
         self._data: bytes | None = None
-        self._headers = HttpHeaders(dict(answer.headers))
-
-    @property
-    def http_version(self) -> str:
-        """The HTTP version, such as HTTP/1.1."""
-        version = self._answer.version
-        return "HTTP/1.1" if version is None else f"HTTP/{version.major}.{version.minor}"
-
-    @property
-    def status_code(self) -> int:
-        """The status code."""
-        return self._answer.status
-
-    @property
-    def headers(self) -> HttpHeaders:
-        """The header fields."""
-        return self._headers
-
-    @property
-    def fields(self) -> Mapping[str, str]:
+        self._is_read = False
+        version = answer.version or aiohttp.HttpVersion11
+        self.http_version = f"HTTP/{version.major}.{version.minor}"
+        self.status_code = answer.status
+        self.headers = HttpHeaders(dict(answer.headers))
+        self.fields: Mapping[str, str] = answer.headers
         """The header fields with each of their lines, which `headers` can't hold."""
-        return self._answer.headers
 
     async def load(self) -> None:
         """Read the body, for `read`."""
-        self._data = await self._answer.read()
+        self._data, self._is_read = await self._answer.read(), True
 
     async def read(self) -> bytes:
         """Return the body. Raises RuntimeError if it is streamed."""
@@ -451,7 +395,8 @@ class _Response:
 
     async def read_stream(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces. Raises RuntimeError if it has been read already."""
-        if self._data is not None or self._answer.content.at_eof():
+        if self._is_read:
             raise RuntimeError("the body was read already")
+        self._is_read = True
         async for piece in self._answer.content.iter_chunked(_PIECE_SIZE):
             yield piece

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import operator
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
+    causes,
 )
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.guard import GuardedResolver
@@ -48,7 +50,7 @@ from gatekeeper.gate.lease_base import (
     unnamed,
 )
 from gatekeeper.gate.protocols import Gate, HeldLease
-from gatekeeper.sync import SyncGatekeeper, SyncLease
+from gatekeeper.sync import SyncLease
 
 _T = TypeVar("_T")
 Call = Callable[[Callable[[], object]], object]
@@ -149,9 +151,8 @@ class BodyInUse:
 
     def _end(self, call: Call) -> None:
         self.closed = True
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            call(callback)
+        while self._callbacks:
+            call(self._callbacks.pop(0))
 
 
 @dataclass(slots=True, eq=False)
@@ -180,36 +181,31 @@ class Hop:
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """Report the head of the response: the interval counts from now. Return the body, which the
         caller must free."""
-        limit = http_fields.rate_limit_of(headers)
-        note_fields(self.lease, status, headers)
-        self.lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
-        lease = self.lease
+        lease, limit = self.lease, http_fields.rate_limit_of(headers)
+        note_fields(lease, status, headers)
+        lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
         body = self.body = BodyInUse(self.call, self.call_later)
         if lease.counts_bytes:
             body.add_callback(body.counting(lease.received))
-        if self.adopted:
-            self.lease.lasts_with(body)
-        else:
-            self.lease.ends_with(body)
+        hold = lease.lasts_with if self.adopted else lease.ends_with
+        hold(body)
         return body
 
     def end(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
-        """Free the body, or without a response head call `failed`."""
+        """Free the body. Without a response head, report that there was none, and end the lease.
+
+        `by_network`: the request may have been sent and the host did not respond; otherwise it was
+        refused or cancelled locally, which says nothing about the host. `unconnected`: the
+        library's error if connecting failed, which may be due to our own uplink.
+        """
         if self.body is not None:
             self.body.free()
-        else:
-            self.failed(by_network=by_network, unconnected=unconnected)
-
-    def failed(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
-        """Report that there was no response head, and end the lease. `by_network`: the request may
-        have been sent and the host did not respond; otherwise it was refused or cancelled locally,
-        which says nothing about the host. `unconnected`: the library's error if connecting failed,
-        which may be due to our own uplink."""
-        if unconnected is not None and (why := by_system(unconnected)) is not None:
-            self.call(partial(_unreached, self.gate, self.lease, why))
+            return
+        if unconnected is not None:
+            if (why := by_system(unconnected)) is not None:
+                self.call(partial(_unreached, self.gate, self.lease, why))
+            by_network = by_network and not descriptors.is_shortage(unconnected)
         try:
-            if unconnected is not None and descriptors.is_shortage(unconnected):
-                by_network = False
             elapsed = time.monotonic() - self.started
             self.lease.report(elapsed=elapsed if by_network else None)
         finally:
@@ -218,15 +214,13 @@ class Hop:
 
 def by_system(error: BaseException) -> OSError | None:
     """Return the operating system's error in the chain of causes of a library's error, if any."""
-    one: BaseException | None = error
-    for _ in range(32):  # the chain may be cyclic
-        if one is None or isinstance(one, TimeoutError | socket.gaierror):
+    for one in causes(error):
+        if isinstance(one, TimeoutError | socket.gaierror):
             return one
         if isinstance(one, OSError) and one.errno is not None:
             return one
         if isinstance(number := getattr(one, "osError", None), int):  # an error of Twisted
             return OSError(number, str(one))
-        one = one.__cause__ or one.__context__  # httpcore suppresses the context
     return None
 
 
@@ -249,15 +243,19 @@ async def begin(
         guard.refuse_url(gate, url, sent)
     lease = adopting(url)
     adopted = lease is not None
-    if lease is not None:
-        await _end_if_denied(lease, judge_adopted(lease, sent, gate, url))
+    if lease is None and (lease := _handed_out_for(gate, url)) is None:
+        agent = other_agent(sent, gate.user_agent)
+        lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
     else:
-        lease = _handed_out_for(gate, url)
-        if lease is not None:
-            await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
-        else:
-            agent = other_agent(sent, gate.user_agent)
-            lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
+        try:
+            if adopted or _key(lease.url) == _key(url):
+                await judge_adopted(lease, sent, gate, url)
+            else:  # acquired for another URL of the host, such as its robots.txt, never denied
+                await decide(gate, url, sent)
+        except BaseException:
+            lease.end()
+            raise
+    if not adopted:
         lease.claim(url)  # from here on, a missing response counts against the host
     return hop_of(gate, lease, sent, adopted=adopted)
 
@@ -270,45 +268,9 @@ def hop_of(gate: Gate, lease: HeldLease, sent: str | None, *, adopted: bool = Fa
         with suppress(RuntimeError):  # the loop is closed, so the gate is as well
             loop.call_soon_threadsafe(callback)
 
-    name = name_to_send(lease, gate.user_agent, sent)
-    return Hop(gate, lease, name, _call, call_later, adopted)
-
-
-def begin_sync(
-    gate: SyncGatekeeper,
-    url: str,
-    sent: str | None,
-    max_wait: float | None,
-    guard: GuardedNames | None,
-) -> Hop:
-    """`begin` for threads: in the loop of the gate, with a lease that this thread has open."""
-    held = adopt(url)  # not in the loop: a lease of another gate would make it wait for that one's
-    options: Any = {"guard": guard, "adopting": lambda _: held}
-    hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
-    lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
-    return replace(hop, lease=lease, call=gate.post, call_later=gate.post)
-
-
-def _give_up(hop: Any) -> None:
-    hop.lease.give_back()
-
-
-async def _end_if_denied(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
-    try:
-        await judging
-    except BaseException:
-        lease.end()
-        raise
-
-
-async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
-    """Raise if the request is denied for its own User-Agent, or if the lease was acquired for
-    another URL of the host (such as its robots.txt, which is never denied) and this one is denied.
-    """
-    if _key(lease.url) == _key(url):
-        await judge_adopted(lease, sent, gate, url)
-    else:
-        await decide(gate, url, sent)
+    # The name whose rules allow a request that has none of its own (or a library's default).
+    own = lease.user_agent or gate.user_agent or lease.decision.user_agent
+    return Hop(gate, lease, own if unnamed(sent) else None, operator.call, call_later, adopted)
 
 
 async def decide(gate: Gate, url: str, sent: str | None) -> Decision:
@@ -319,46 +281,37 @@ async def decide(gate: Gate, url: str, sent: str | None) -> Decision:
     return decision
 
 
-def _call(callback: Callable[[], object]) -> None:
-    callback()
-
-
 # --- leases that a scheduler acquires for the code that sends the request -------------------
 
 
-def _handed_out(gate: Gate) -> dict[str, list[HeldLease]]:
-    """Return the leases that wait for their requests, by URL. They are kept in the gate itself,
-    which they lead back to."""
-    found: dict[str, list[HeldLease]] = vars(gate).setdefault("_handed_out", {})
-    return found
+def _handed_out(gate: Gate) -> list[tuple[str, HeldLease]]:
+    """Return the leases that wait for their requests, with the URLs of these, oldest first. They
+    are few: one for each worker of a crawler. They are kept in the gate itself, which they lead
+    back to."""
+    return vars(gate).setdefault("_handed_out", [])
 
 
 def hand_out(gate: Gate, url: str, lease: HeldLease) -> None:
     """Offer a lease to the next request for the URL that begins at this gate, in any task. Call
     `take_back` when the request is done."""
-    _handed_out(gate).setdefault(_key(url), []).append(lease)
+    _handed_out(gate).append((_key(url), lease))
 
 
-def take_back(gate: Gate, url: str, lease: HeldLease) -> bool:
+def take_back(gate: Gate, lease: HeldLease) -> bool:
     """Withdraw a lease that was handed out. Return True if it was not used."""
     waiting = _handed_out(gate)
-    found = waiting.get(_key(url), [])
-    unused = lease in found
-    if unused:
-        found.remove(lease)
-        if not found:
-            del waiting[_key(url)]
-    return unused
+    unused = [offer for offer in waiting if offer[1] is lease]
+    for offer in unused:
+        waiting.remove(offer)
+    return bool(unused)
 
 
 def _handed_out_for(gate: Gate, url: str) -> HeldLease | None:
-    waiting = _handed_out(gate)
-    found = waiting.get(_key(url)) if waiting else None
-    if not found:
-        return None
-    lease = found[0]
-    take_back(gate, url, lease)
-    return lease
+    key = _key(url) if _handed_out(gate) else ""
+    found = next((lease for whose, lease in _handed_out(gate) if whose == key), None)
+    if found is not None:
+        take_back(gate, found)
+    return found
 
 
 def _key(url: str) -> str:
@@ -369,12 +322,6 @@ def _unreached(gate: Gate, lease: HeldLease, error: BaseException) -> None:
     """Report a failure to connect. A sidecar has its own uplink, so it is not notified."""
     if isinstance(gate, Gatekeeper):
         gate.parts.unreached(lease.inner if isinstance(lease, SyncLease) else lease, error)
-
-
-def name_to_send(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
-    """Return the User-Agent to send if a request has none of its own (`sent` is None or a library's
-    default): the one whose rules allow it. `own`: the gate's. Return None if it has one."""
-    return (lease.user_agent or own or lease.decision.user_agent) if unnamed(sent) else None
 
 
 class GuardedNames:
@@ -388,74 +335,59 @@ class GuardedNames:
         """`config`: its `[guard]` section applies if the gate has no guard of its own (a sidecar's
         client, or a gate that was given a session). `resolver`: by default that of the gate, or the
         system's."""
-        self._config = config
         self._given = resolver
-        self._guard: Guard | None = None
-        self._deny: Callable[[str, str, str], Decision] | None = None
-        self._resolver: AbstractResolver | None = None
+        self.guard: Guard = Guard(config)
+        """The guard of the gate, once a request has begun."""
+        self._deny: Callable[[str, str, str], Decision] = refused_request
+        self._resolver: Any = None
         self._own: str | None = None
         """The gate's User-Agent, which is sent if a request has none of its own."""
 
     async def addresses(self, gate: Any, host: str, port: int) -> list[tuple[str, int]]:
         """Return pairs of address and port in the order in which to try them. Raises AddressRefused
         if the guard refuses all of them, and OSError if the name has none."""
-        guard, resolver = self._of(gate)
+        guard, literal = self.guard_of(gate), host.strip("[]")
         try:
-            socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host.strip("[]"))
+            socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, literal)
         except OSError:
-            found = await self._resolved(resolver, host, port)
-            return [(one["host"], one["port"]) for one in found]
-        if guard.refuses_address(host.strip("[]"), port) is not None:
+            return await self._resolved(host, port)
+        if guard.refuses_address(literal, port) is not None:
             raise AddressRefused  # a literal is not resolved, so the guard checks it here
-        return [(host.strip("[]"), port)]
+        return [(literal, port)]
 
-    async def _resolved(self, resolver: AbstractResolver, host: str, port: int) -> Any:
+    async def _resolved(self, host: str, port: int) -> list[tuple[str, int]]:
         try:
-            return await resolver.resolve(host, port, socket.AF_UNSPEC)
-        except AddressRefused:
+            found = await self._resolver.resolve(host, port, socket.AF_UNSPEC)
+        except (AddressRefused, socket.gaierror):
             raise
-        except OSError as error:
-            if isinstance(error, socket.gaierror):
-                raise
-            # aiodns raises its own errors, without further information.
+        except OSError as error:  # aiodns raises its own errors, without further information
             raise socket.gaierror(socket.EAI_AGAIN, str(error)) from error
-
-    def listens_on(self, gate: Any, host: str, port: int) -> None:
-        """Refuse to dial this address, as it is a listener of this process (T3)."""
-        self._of(gate)[0].listens_on(host, port)
-
-    def dialled(self) -> None:
-        """Count a connection attempt, which is about to be made."""
-        if self._guard is not None:
-            self._guard.dialled()
+        return [(one["host"], one["port"]) for one in found]
 
     def denied(self, url: str, sent: str | None, note: str = BLOCKED_NOTE) -> Denied:
         """Return the error for a request that the guard refused, with the uniform note (T2) unless
         `note` describes a reason that is visible in the URL's text."""
-        deny = self._deny or refused_request
-        name = self._own if sent is None or unnamed(sent) else sent
-        return Denied(deny(url, name or "", note))
+        name = self._own if unnamed(sent) else sent
+        return Denied(self._deny(url, name or "", note))
 
     def refuse_url(self, gate: Any, url: str, sent: str | None) -> None:
         """Raise Denied for a URL whose text the guard refuses, and InvalidURL for a malformed one.
-        The guard is that of the gate, or else one with the settings given here; a sidecar decides
-        by its own settings in addition."""
-        guard, _ = self._of(gate)
-        if (refusal := guard.refuses_url(url)) is not None:
+        A sidecar decides by its own settings in addition."""
+        if (refusal := self.guard_of(gate).refuses_url(url)) is not None:
             urls.parse(url)
             raise self.denied(url, sent, refusal.note)
 
-    def _of(self, gate: Any) -> tuple[Guard, AbstractResolver]:
+    def guard_of(self, gate: Any) -> Guard:
+        """Return the guard of the gate, or else one with the settings given here."""
         self._own = gate.user_agent
-        if self._guard is None or self._resolver is None:
+        if self._resolver is None:
             inner = self._given
             if isinstance(gate, Gatekeeper):
                 parts = gate.parts
-                self._guard, self._deny = parts.guard, parts.decider.refused
+                self.guard, self._deny = parts.guard or self.guard, parts.decider.refused
                 inner = inner or parts.resolver
-            self._guard = self._guard or Guard(self._config)
-            self._resolver = GuardedResolver(self._guard, inner)
-        return self._guard, self._resolver
+            self._resolver = GuardedResolver(self.guard, inner)
+        return self.guard
 
     async def close(self) -> None:
         """Close the resolver, if it was used."""
@@ -501,10 +433,19 @@ class Hops:
             return await begin(self.gate, url, sent, self._max_wait, guard=guard)
 
     def begin_sync(self, url: str, sent: str | None, request: object) -> Hop:
-        """Call `begin_sync`, and convert its errors."""
-        guard = self.names if self.guarded else None
+        """Call `begin` for a thread: in the gate's loop, with a lease that the thread has open."""
+        gate, options = self.gate, {"guard": self.names if self.guarded else None}
         with self.converting(request):
-            return begin_sync(self.gate, url, sent, self._max_wait, guard)
+            # Not in the loop: a lease of another gate would make it wait for that one's.
+            held = adopt(url)
+            hop: Hop = gate.wait(
+                lambda inner: begin(
+                    inner, url, sent, self._max_wait, adopting=lambda _: held, **options
+                ),
+                undo=lambda hop: hop.lease.give_back(),
+            )
+        lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
+        return replace(hop, lease=lease, call=gate.post, call_later=gate.post)
 
     def refused(self, url: str, sent: str | None, request: object) -> GatekeeperError:
         """Return the error for a request whose addresses the guard refuses."""
@@ -517,20 +458,22 @@ class Hops:
         timeout: float | None,
         dial: Callable[[str, int, float], Awaitable[_T]],
         failures: tuple[type[Exception], ...],
+        unresolved: type[Exception] | None = None,
     ) -> _T:
         """Call `dial` with allowed addresses of a host, its port and seconds, until one accepts the
         connection. `failures` are what it raises if it does not, and `timeout` is for all together.
 
-        Raises AddressRefused, OSError if the name has no address, and what `dial` raises.
+        Raises AddressRefused, what `dial` raises, and for a name without an address `unresolved`,
+        or the system's error.
         """
         began, failed = time.monotonic(), []
-        found = await self.names.addresses(self.gate, host, port)
-        for attempt in attempts(self.names, found, timeout, began):
+        found = await self._addresses(self.gate, host, port, unresolved)
+        for attempt in attempts(self.names.guard, found, timeout, began):
             try:
                 return await descriptors.with_descriptor(partial(dial, *attempt))
             except failures as error:
                 failed.append(error)
-        raise _failure(failed, host)
+        raise _failure(failed)
 
     def connect_sync(
         self,
@@ -539,16 +482,27 @@ class Hops:
         timeout: float | None,
         dial: Callable[[str, int, float], _T],
         failures: tuple[type[Exception], ...],
+        unresolved: type[Exception] | None = None,
     ) -> _T:
         """Call `connect` for threads. Names are resolved in the gate's loop."""
         began, failed = time.monotonic(), []
-        found = self.gate.wait(lambda inner: self.names.addresses(inner, host, port))
-        for attempt in attempts(self.names, found, timeout, began):
+        found = self.gate.wait(lambda inner: self._addresses(inner, host, port, unresolved))
+        for attempt in attempts(self.names.guard, found, timeout, began):
             try:
                 return descriptors.with_descriptor_sync(partial(dial, *attempt))
             except failures as error:
                 failed.append(error)
-        raise _failure(failed, host)
+        raise _failure(failed)
+
+    async def _addresses(
+        self, gate: Any, host: str, port: int, unresolved: type[Exception] | None
+    ) -> list[tuple[str, int]]:
+        try:
+            return await self.names.addresses(gate, host, port)
+        except socket.gaierror as error:
+            if unresolved is None:
+                raise
+            raise unresolved(str(error)) from error
 
     def answered(self, hop: Hop, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """Call `hop.answered`; `close` frees the body if nobody else has."""
@@ -574,26 +528,25 @@ class Hops:
 
 
 def attempts(
-    names: GuardedNames, found: Sequence[tuple[str, int]], timeout: float | None, began: float
+    guard: Guard, found: Sequence[tuple[str, int]], timeout: float | None, began: float
 ) -> Iterator[tuple[str, int, float]]:
     """Yield each address and port, with the seconds for connecting to it: of the timeout, which is
     for all together and counts from `began`. The guard counts each attempt."""
     end = None if timeout is None else began + timeout
     for number, (address, port) in enumerate(found):
         left = _DEFAULT_CONNECT_SECONDS if end is None else end - time.monotonic()
-        names.dialled()
+        guard.dialled()
         yield address, port, max(_MIN_CONNECT_SECONDS, left / (len(found) - number))
 
 
-def _failure(failures: list[Exception], host: str) -> Exception:
+def _failure(failures: list[Exception]) -> Exception:
     """Return the error to raise once all attempts have failed.
 
     An address that was reached and refused the connection takes precedence: it shows that our own
     uplink works.
     """
     refused = (one for one in failures if isinstance(by_system(one), ConnectionError))
-    last = failures[-1] if failures else OSError(f"{host} has no address")
-    return next(refused, last)
+    return next(refused, failures[-1])
 
 
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:

@@ -26,9 +26,7 @@ RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
-class PoliteTransport(
-    AsyncHopTransport, httpx.AsyncBaseTransport, httpx=httpx, httpcore=httpcore, errors=_ERRORS
-):
+class PoliteTransport(AsyncHopTransport, httpx.AsyncBaseTransport):
     """A transport for `httpx.AsyncClient` that decides, paces and reports each request, redirects
     included.
 
@@ -52,13 +50,15 @@ class PoliteTransport(
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
+    library = httpx, httpcore, _ERRORS
 
-class SyncPoliteTransport(
-    HopTransport, httpx.BaseTransport, httpx=httpx, httpcore=httpcore, errors=_ERRORS
-):
+
+class SyncPoliteTransport(HopTransport, httpx.BaseTransport):
     """A transport for `httpx.Client`: like `PoliteTransport`, with a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
     ...     with httpx.Client(transport=SyncPoliteTransport(gate)) as client:
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
+
+    library = httpx, httpcore, _ERRORS

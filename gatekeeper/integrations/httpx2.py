@@ -26,9 +26,7 @@ RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
-class PoliteTransport2(
-    AsyncHopTransport, httpx2.AsyncBaseTransport, httpx=httpx2, httpcore=httpcore2, errors=_ERRORS
-):
+class PoliteTransport2(AsyncHopTransport, httpx2.AsyncBaseTransport):
     """A transport for `httpx2.AsyncClient`. See `gatekeeper.integrations.httpx.PoliteTransport`,
     which it equals but for the names of httpx2 and httpcore2.
 
@@ -37,16 +35,18 @@ class PoliteTransport2(
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
+    library = httpx2, httpcore2, _ERRORS
 
-class SyncPoliteTransport2(
-    HopTransport, httpx2.BaseTransport, httpx=httpx2, httpcore=httpcore2, errors=_ERRORS
-):
+
+class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
     """A transport for `httpx2.Client`: like `PoliteTransport`, with a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
     ...     with httpx2.Client(transport=SyncPoliteTransport(gate)) as client:
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
+
+    library = httpx2, httpcore2, _ERRORS
 
 
 PoliteTransport = PoliteTransport2

@@ -59,22 +59,12 @@ __all__ = [
     "serving",
 ]
 
-MAX_BYTES: Final = 5_000_000
-"""Maximum of `max_bytes`."""
-USUAL_BYTES: Final = 1_000_000
-"""Default of `max_bytes`."""
-MAX_LENGTH: Final = 1_000_000
-"""Maximum of `max_length`."""
-USUAL_LENGTH: Final = 100_000
-"""Default of `max_length`."""
 KEPT_SECONDS: Final = 300.0
 """How long the text of a page is kept, so that the rest of it can be read without a request."""
 KEPT_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of all texts that are kept."""
 MAX_FINDINGS: Final = 20
 """Maximum number of findings in one result of `sitemaps`."""
-MAX_LISTED: Final = 1_000
-"""Maximum number of pages in one result of `sitemaps`."""
 MOST_FETCHES: Final = 64
 """Maximum number of concurrent calls of `fetch`."""
 WAIT: Final = 60.0
@@ -166,6 +156,10 @@ class SiteList(BaseModel):
     """What is wrong with the sitemaps, and which could not be read."""
 
 
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
 def _permission(decision: Decision) -> Permission:
     return Permission(
         url=decision.url,
@@ -175,7 +169,7 @@ def _permission(decision: Decision) -> Permission:
         why=decision.explain(),
         user_agent=decision.user_agent,
         line=None if decision.rule is None else decision.rule.line,
-        retry_at=None if decision.retry_at is None else decision.retry_at.isoformat(),
+        retry_at=_iso(decision.retry_at),
     )
 
 
@@ -225,9 +219,7 @@ def build(
     `gate`. `wait`: the timeout of a call in seconds. `timer` is for tests: it says when the kept
     texts of pages expire."""
     tools = _Tools(session, gate or session_gate(session), wait, timer)
-    server: MCPServer[Any] = MCPServer(
-        "gatekeeper", version=__version__, instructions=_INSTRUCTIONS
-    )
+    server = MCPServer[Any]("gatekeeper", version=__version__, instructions=_INSTRUCTIONS)
     for tool in (tools.may_i_fetch, tools.explain, tools.fetch, tools.sitemaps):
         server.add_tool(tool, annotations=_READS, structured_output=True)
     server.add_prompt(Prompt.from_function(tools.read_page, "fetch"))
@@ -246,21 +238,6 @@ class AgentGate(Gate, Protocol):
         """Iterate over the pages that the origin's sitemaps list."""
 
 
-class _KeptPage(BaseModel):
-    """The text of a page, which is kept for the calls that read on."""
-
-    url: str
-    status: int
-    content_type: str
-    text: str
-    size: int
-    complete: bool
-
-
-def _kept_size(page: _KeptPage) -> int:
-    return sys.getsizeof(page.text)
-
-
 @dataclass(eq=False)
 class _Tools:
     """The tools and the prompt, for one session and its gate. A refusal is returned as an error
@@ -270,12 +247,13 @@ class _Tools:
     _gate: AgentGate
     _wait: float
     _timer: Callable[[], float]
-    _fetching: int = 0
 
     def __post_init__(self) -> None:
-        self._kept: TTLCache[tuple[str, str, int], _KeptPage] = TTLCache(
-            KEPT_BYTES, KEPT_SECONDS, self._timer, _kept_size
+        self._kept: TTLCache[tuple[str, str, int], FetchedPage] = TTLCache(
+            KEPT_BYTES, KEPT_SECONDS, self._timer, lambda page: sys.getsizeof(page.content)
         )
+        """Whole pages, for the calls that read on."""
+        self._fetching = asyncio.Semaphore(MOST_FETCHES)
 
     async def may_i_fetch(
         self, url: str, context: Context[Any]
@@ -303,7 +281,7 @@ class _Tools:
                 line=None if rule is None else rule.line,
                 crawl_delay=decision.crawl_delay,
                 robots_status=decision.robots_status,
-                fetched_at=None if decision.fetched_at is None else decision.fetched_at.isoformat(),
+                fetched_at=_iso(decision.fetched_at),
                 clocks=[str(clock) for clock in clocks],
             )
 
@@ -314,9 +292,9 @@ class _Tools:
         url: str,
         context: Context[Any],
         start_index: Annotated[int, Field(ge=0)] = 0,
-        max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)] = USUAL_LENGTH,
+        max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000,
         form: Literal["text", "markdown", "raw"] = "markdown",
-        max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = USUAL_BYTES,
+        max_bytes: Annotated[int, Field(ge=1, le=5_000_000)] = 1_000_000,
     ) -> Annotated[CallToolResult, FetchedPage]:
         """Fetch a page when its host is due, following redirects. A page that robots.txt denies is
         not fetched. If its host is not due in time, the error says when to ask again. `truncated`
@@ -325,17 +303,13 @@ class _Tools:
 
         async def answer() -> FetchedPage:
             page = await self._page(url, form, max_bytes, read_on=start_index > 0)
-            if start_index > len(page.text):
-                raise _NoPage(
-                    f"start_index {start_index}: the text has {len(page.text)} characters"
-                )
-            content = page.text[start_index : start_index + max_length]
-            return FetchedPage(
-                content=content,
-                start_index=start_index,
-                truncated=len(page.text) - start_index - len(content),
-                **page.model_dump(exclude={"text"}),
-            )
+            size = len(page.content)
+            if start_index > size:
+                raise _NoPage(f"start_index {start_index}: the text has {size} characters")
+            content = page.content[start_index : start_index + max_length]
+            left = size - start_index - len(content)
+            part = {"content": content, "start_index": start_index, "truncated": left}
+            return page.model_copy(update=part)
 
         return await self._result(url, answer(), context)
 
@@ -345,7 +319,7 @@ class _Tools:
         context: Context[Any],
         since: str | None = None,
         guess: bool = True,
-        max_entries: Annotated[int, Field(ge=1, le=MAX_LISTED)] = 100,
+        max_entries: Annotated[int, Field(ge=1, le=1_000)] = 100,
     ) -> Annotated[CallToolResult, SiteList]:
         """List the pages that a site's sitemaps name, in their order: those that its robots.txt
         names, and with `guess` /sitemap.xml. `origin` may be any URL of the site. `since`, such as
@@ -357,13 +331,8 @@ class _Tools:
             found = self._gate.sitemaps(
                 origin, since=when, guess=guess, max_entries=max_entries + 1
             )
-            pages = []
-            try:
-                async for entry in found:
-                    at = None if entry.lastmod is None else entry.lastmod.isoformat()
-                    pages.append(ListedPage(url=entry.url, lastmod=at))
-            finally:
-                await found.aclose()
+            async with contextlib.aclosing(found):
+                pages = [ListedPage(url=one.url, lastmod=_iso(one.lastmod)) async for one in found]
             findings = [f"{one.source}: {one.message}" for one in found.findings[:MAX_FINDINGS]]
             more = len(pages) > max_entries
             return SiteList(pages=pages[:max_entries], more=more, findings=findings)
@@ -372,9 +341,9 @@ class _Tools:
 
     async def read_page(self, url: str, context: Context[Any]) -> str:
         """Fetch a page politely, and put its text into the conversation."""
-        found = await self.fetch(url, context)
+        found: Any = await self.fetch(url, context)
         if found.is_error:
-            return f"{url} was not fetched: {_text_in(found)}"
+            return f"{url} was not fetched: {found.content[0].text}"
         page = FetchedPage.model_validate(found.structured_content)
         left = f"\n\n({page.truncated} more characters)" if page.truncated else ""
         return f"The text of {page.url}:\n\n{page.content}{left}"
@@ -395,7 +364,8 @@ class _Tools:
             if isinstance(error, LeaseTimeout):
                 again = "" if error.retry_at is None else f"; ask again at {error.retry_at:%FT%TZ}"
                 return _error(f"deferred: {error}{again}")
-            return _error(await self._late(url))
+            late = f"{urls.mask(url)} did not come within {self._wait:g} s: host not due, or slow"
+            return _error("; ".join((late, *await self._clocks(url))))
         except (GatekeeperError, aiohttp.ClientError, _NoPage) as error:
             return _error(str(error) or type(error).__name__)
         finally:
@@ -419,39 +389,28 @@ class _Tools:
                 return [str(clock) for clock in await self._gate.why(urls.parse(url).host)]
         return []
 
-    async def _late(self, url: str) -> str:
-        """Return the message for a call that timed out, including what its host waits for."""
-        text = f"{urls.mask(url)} did not come within {self._wait:g} s: host not due, or slow"
-        return "; ".join((text, *await self._clocks(url)))
-
-    async def _page(self, url: str, form: str, max_bytes: int, *, read_on: bool) -> _KeptPage:
-        """Return the page: with `read_on` the one that is kept, if it still is."""
+    async def _page(self, url: str, form: str, max_bytes: int, *, read_on: bool) -> FetchedPage:
+        """Return the whole page: with `read_on` the one that is kept, if it still is."""
         key = url, form, max_bytes
         page = self._kept.get(key) if read_on else None
         if page is None:
-            if self._fetching >= MOST_FETCHES:
+            if self._fetching.locked():
                 raise _NoPage(f"{MOST_FETCHES} pages are being fetched: wait for one of them")
-            self._fetching += 1
-            try:
+            async with self._fetching:
                 page = await self._fetched(url, form, max_bytes)
-            finally:
-                self._fetching -= 1
-            if _kept_size(page) <= KEPT_BYTES:
+            with contextlib.suppress(ValueError):  # it is too large to be kept
                 self._kept[key] = page
         return page
 
-    async def _fetched(self, url: str, form: str, max_bytes: int) -> _KeptPage:
+    async def _fetched(self, url: str, form: str, max_bytes: int) -> FetchedPage:
         await self._refuse_at_once(url)
         async with self._session.get(url) as response:
-            body = bytearray()
-            async for part in response.content.iter_chunked(65_536):
-                body += part
-                if len(body) > max_bytes:
-                    break
-            complete = len(body) <= max_bytes
-            if not complete:
-                del body[max_bytes:]
+            try:
+                body = await response.content.readexactly(max_bytes + 1)
                 response.close()  # the rest is not needed
+            except asyncio.IncompleteReadError as error:
+                body = error.partial
+            complete, body = len(body) <= max_bytes, body[:max_bytes]
         kind = response.content_type
         encoding = _encoding(response)
         if b"\0" in body[:_EXAMINED_BYTES] and not encoding.startswith("utf-16"):
@@ -460,11 +419,13 @@ class _Tools:
         if form != "raw" and ("html" in kind or kind == "application/xhtml+xml"):
             # A long page takes some seconds, so the conversion runs in a thread.
             text = await asyncio.to_thread(as_text, text, markdown=form == "markdown")
-        return _KeptPage(
+        return FetchedPage(
             url=str(response.url),
             status=response.status,
             content_type=kind,
-            text=text,
+            content=text,
+            start_index=0,
+            truncated=0,
             size=len(body),
             complete=complete,
         )
@@ -479,9 +440,8 @@ class _Tools:
         with contextlib.suppress(SidecarError):  # acquiring the lease raises the error
             clocks = await self._gate.why(urls.parse(url).host)
         for clock in clocks:
-            if clock.kind == "pause" or (
-                clock.kind in ("block", "next") and clock.until is not None and clock.until > latest
-            ):
+            late = clock.kind in ("block", "next") and (clock.until or latest) > latest
+            if late or clock.kind == "pause":
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {clock}", retry_at=clock.until)
 
 
@@ -497,10 +457,6 @@ def _error(text: str, permission: Permission | None = None) -> CallToolResult:
     )
 
 
-def _text_in(result: CallToolResult) -> str:
-    return "".join(part.text for part in result.content if isinstance(part, TextContent))
-
-
 _ENCODINGS = re.compile(
     r"utf-(8|16|16-le|16-be)|ascii|latin-1|iso8859-[0-9]+|cp(125[0-8]|866|874|932|949|950)|koi8-[ru]"
     r"|gb(2312|k|18030)|big5(hkscs)?|euc_(jp|kr)|shift_jis|iso2022_jp|mac-roman|mac-cyrillic"
@@ -509,10 +465,9 @@ _ENCODINGS = re.compile(
 
 
 def _encoding(response: aiohttp.ClientResponse) -> str:
-    try:
-        name = codecs.lookup(response.charset or "utf-8").name
-    except LookupError:
-        return "utf-8"
+    name = "utf-8"
+    with contextlib.suppress(LookupError):
+        name = codecs.lookup(response.charset or name).name
     return name if _ENCODINGS.fullmatch(name) else "utf-8"
 
 
@@ -526,8 +481,16 @@ _BLOCK_NAMES = (
 )
 _BLOCKS = frozenset(_BLOCK_NAMES.split())
 """Elements that start and end on a line of their own."""
-_NAME = re.compile(r"/?[A-Za-z][^\s/>]*")
-_IN_TAG = re.compile(r"""[>"']""")
+_MARKS = {f"h{level}": "#" * level + " " for level in range(1, 7)} | {"li": "- "}
+"""What precedes the text of an element in Markdown."""
+_TOKEN = re.compile(
+    r"""(?P<text>[^<]++|<(?![!?]|/?[A-Za-z]))
+    |<!(?=--)(?>.*?-->|.*)|<[!?][^>]*+>?
+    |<(?P<name>/?[A-Za-z][^\s/>]*+)
+    (?P<attributes>(?:[^>"']++|(?<==)(?:"[^"]*+"?|'[^']*+'?)|["'])*+)(?P<end>>?)""",
+    re.DOTALL | re.VERBOSE,
+)
+"""Text, a comment, another declaration, or a tag. Markup that does not end takes the rest."""
 _ATTRIBUTE = re.compile(r"""([^\s=>/"']+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{8,});?")
 """Character references that are too large for any character; `html.unescape` fails for the longest.
@@ -558,61 +521,40 @@ class _PageText:
         """Process a whole page."""
         text = text.replace("\x00", "\ufffd").replace("\x01", "\ufffd")
         at = 0
-        while (mark := text.find("<", at)) >= 0:
-            self._data(text[at:mark])
-            at = self._markup(text, mark)
-            if at < 0:
+        while (token := _TOKEN.match(text, at)) is not None:
+            at = token.end()
+            name = (token["name"] or "").lower()
+            if token["text"]:
+                self._data(token["text"])
+            elif name and not token["end"]:
                 return  # browsers do not show markup that does not end
-        self._data(text[at:])
-
-    def _markup(self, text: str, mark: int) -> int:
-        """Process the markup that starts at `mark`. Return where the text continues, or -1 if the
-        markup does not end."""
-        if text.startswith("<!--", mark):
-            end = text.find("-->", mark + 2)
-            return -1 if end < 0 else end + 3
-        if text.startswith(("<!", "<?"), mark):
-            return text.find(">", mark) + 1 or -1
-        found = _NAME.match(text, mark + 1)
-        if found is None:
-            self._data("<")
-            return mark + 1
-        end = _end_of_tag(text, found.end())
-        if end < 0:
-            return -1
-        name = found[0].lower()
-        if name[0] == "/":
-            self._close(name[1:])
-        elif name in _HIDDEN and text[end - 2] != "/":
-            return self._skip(name, text, end)
-        else:
-            self._open(name, text[found.end() : end - 1])
-        return end
+            elif name[:1] == "/":
+                self._close(name[1:])
+            elif name in _HIDDEN and token["attributes"][-1:] != "/":
+                at = self._skip(name, text, at)
+            elif name:
+                self._open(name, token["attributes"])
 
     def _skip(self, name: str, text: str, at: int) -> int:
         """Return the position after a hidden element; without an end tag it hides nothing (except
         scripts and styles)."""
         if name in self._unclosed:
             return at
-        found = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, at)
+        found = re.compile(rf"</{name}(?=[\s/>])[^>]*+>?", re.IGNORECASE).search(text, at)
         if found is not None:
-            return text.find(">", found.end()) + 1 or -1
+            return found.end()
         self._unclosed.add(name)
-        return -1 if name in ("script", "style") else at
+        return len(text) if name in ("script", "style") else at
 
     def _open(self, name: str, attributes: str) -> None:
         if name in _BLOCKS:
             self.parts.append("\n")
-        if not self._markdown:
-            self._pre = self._pre or name == "pre"
-        elif name in ("h1", "h2", "h3", "h4", "h5", "h6"):
-            self.parts.append("#" * int(name[1]) + " ")
-        elif name == "li":
-            self.parts.append("- ")
-        elif name == "pre" and not self._pre:
+        if name == "pre" and not self._pre:
             self._pre = True
-            self.parts.append("```\x00")
-        elif name == "a":
+            self.parts.append("```\x00" if self._markdown else "")
+        elif self._markdown and name in _MARKS:
+            self.parts.append(_MARKS[name])
+        elif self._markdown and name == "a":
             self._end_link()
             self._link = (len(self.parts), _attribute(attributes, "href"))
             self.parts.append("")
@@ -627,33 +569,16 @@ class _PageText:
             self._end_link()
 
     def _end_link(self) -> None:
-        if self._link is None:
-            return
-        place, target = self._link
+        place, target = self._link or (0, "")
         self._link = None
         if target and any(part.strip() for part in self.parts[place:]):
             self.parts[place] = "["
             self.parts.append(f"]({target})")
 
     def _data(self, text: str) -> None:
-        if not text:
-            return
         if "&" in text:
             text = html.unescape(_LONG_NUMBER.sub("\ufffd", text))
         self.parts.append(text.translate(_PRESERVED) if self._pre else re.sub(r"\s+", " ", text))
-
-
-def _end_of_tag(text: str, at: int) -> int:
-    """Return the position after the `>` of a tag, ignoring those in quoted values, or -1."""
-    while (found := _IN_TAG.search(text, at)) is not None:
-        if found[0] == ">":
-            return found.end()
-        at = found.end()
-        if text[found.start() - 1] == "=":
-            at = text.find(found[0], at) + 1
-            if not at:
-                return -1
-    return -1
 
 
 def _attribute(text: str, name: str) -> str:

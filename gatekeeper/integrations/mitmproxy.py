@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp.abc import AbstractResolver
 
@@ -73,7 +73,6 @@ with needs_extra("mitmproxy", __name__):
 
 __all__ = ["PoliteProxy"]
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 WAIT: Final = 60.0
@@ -99,24 +98,21 @@ _addresses: ContextVar[list[tuple[str, int]] | None] = ContextVar("gatekeeper_ad
 class _Exchange:
     """A request or a tunnel, from the moment it is asked for until its body is over."""
 
-    client: Any
     address: tuple[str, int]
     """Host and port, as mitmproxy names them."""
     is_tunnel: bool = False
-    waiting: asyncio.Future[Any] | None = None
-    """What is awaited before the request may be sent."""
+    admitting: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
+    """The task that decides it and waits for its lease, until it may be sent."""
     found: list[tuple[str, int]] = field(default_factory=list)
     """The addresses that the guard allows; empty until the request is decided."""
     hop: Hop | None = None
     decision: Decision | None = None
     unconnected: OSError | None = None
-    is_over: bool = False
 
     def end(self, *, by_network: bool = False) -> None:
         """End the lease. `by_network`: if there was no response, the site is the reason."""
-        self.is_over = True
-        if self.waiting is not None:
-            self.waiting.cancel()
+        if self.admitting is not None and self.admitting is not asyncio.current_task():
+            self.admitting.cancel()
         if self.hop is not None:
             why = self.unconnected
             self.hop.end(by_network=by_network or why is not None, unconnected=why)
@@ -159,18 +155,11 @@ class PoliteProxy:
         self._count = 0
         self._connects: set[str] = set()
         """The ids of the clients' connections that began with CONNECT."""
-        self._resolver = resolver
-        self._use(gate, subresources, passthrough, max_wait)
-
-    def _use(
-        self, gate: Any, subresources: bool, passthrough: Iterable[str], max_wait: float
-    ) -> None:
         self._gate: Any = gate
         self._subresources = subresources
-        self._passthrough = HostRules([HostRule(match=host) for host in passthrough])
+        self._passthrough = _rules(passthrough)
         self._max_wait = max_wait
-        config = Config() if gate is None else config_of(gate)
-        self._names = GuardedNames(config, self._resolver)
+        self._names = GuardedNames(Config() if gate is None else config_of(gate), resolver)
 
     # -- the life of the proxy
 
@@ -190,7 +179,7 @@ class PoliteProxy:
         ctx.options.update(connection_strategy="lazy")
         if self._gate is not None:
             for host, port, *_ in ctx.master.addons.get("proxyserver").listen_addrs():
-                self._names.listens_on(self._gate, host, port)
+                self._names.guard_of(self._gate).listens_on(host, port)  # T3
 
     async def done(self) -> None:
         """End every lease, and refuse what still comes."""
@@ -207,7 +196,7 @@ class PoliteProxy:
 
     def _end_all(self, client: str) -> None:
         for flow in list(self._open.get(client, ())):
-            self._pop(client, flow).end()
+            self._end(client, flow)
 
     # -- a request
 
@@ -215,7 +204,7 @@ class PoliteProxy:
         """Decide a request and wait for its lease, or answer it with a refusal."""
         if flow.error is not None or flow.response is not None:
             return
-        if any(one.is_tunnel for one in self._open.get(flow.client_conn.id, {}).values()):
+        if self._tunnels(flow.client_conn.id):
             flow.request.stream = True  # inside a tunnel, which was decided as a whole
             return
         await self._answering(flow, self._admit_request(flow))
@@ -225,8 +214,7 @@ class PoliteProxy:
         try:
             await admit
         except BaseException as error:
-            if (exchange := self._pop(flow.client_conn.id, flow.id)) is not None:
-                exchange.end()
+            self._end(flow.client_conn.id, flow.id)
             if not isinstance(error, GatekeeperError | OSError | _NotPassedOn):
                 flow.kill()
                 raise
@@ -243,11 +231,11 @@ class PoliteProxy:
         _check(request, url)
         exchange = self._begin(flow, url, sent)
         if self._subresources and _is_page_part(request):
-            decision = await _wait(exchange, decide(self._gate, url, sent))
+            decision = await decide(self._gate, url, sent)
             name = (self._gate.user_agent or decision.user_agent) if sent is None else None
             headers = {} if name is None else {"User-Agent": name}
         else:
-            hop = await self._lease(exchange, url, sent)
+            hop = exchange.hop = await begin(self._gate, url, sent, self._max_wait)
             decision, headers = hop.lease.decision, hop.headers(request.method, url)
         exchange.decision = decision
         await self._look_up(exchange, url, sent)
@@ -272,27 +260,17 @@ class PoliteProxy:
             self._count >= MOST_OF_HOST
             and sum(one.address[0] == address[0] for one in every) >= MOST_OF_HOST
         ):
-            raise _NotPassedOn(
-                503, "busy", f"too many requests for {request.host} are waiting here"
-            )
-        exchange = _Exchange(client, address, is_tunnel)
+            raise _NotPassedOn(503, "busy", f"too many requests for {request.host} wait here")
+        exchange = _Exchange(address, is_tunnel)
         self._open.setdefault(client.id, {})[flow.id] = exchange
         self._count += 1
         return exchange
 
-    async def _lease(self, exchange: _Exchange, url: str, sent: str | None) -> Hop:
-        """Wait for the lease. The client may hang up just as it is granted."""
-        hop = exchange.hop = await _wait(exchange, begin(self._gate, url, sent, self._max_wait))
-        if exchange.is_over:
-            exchange.end()
-            raise asyncio.CancelledError
-        return hop
-
     async def _look_up(self, exchange: _Exchange, url: str, sent: str | None) -> None:
         """Find the addresses that may be dialled. Raises Denied if the guard allows none."""
         try:
-            looking = self._names.addresses(self._gate, *exchange.address)
-            exchange.found = await _wait(exchange, looking)
+            exchange.found = await self._names.addresses(self._gate, *exchange.address)
+            exchange.admitting = None
         except AddressRefused as error:
             raise self._names.denied(url, sent) from error
         except OSError as error:
@@ -322,25 +300,21 @@ class PoliteProxy:
 
     def response(self, flow: Any) -> None:
         """End the lease: the body is over. That of an upgrade ends here, with its 101."""
-        exchange = self._pop(flow.client_conn.id, flow.id)
-        if exchange is not None:
-            exchange.end()
+        self._end(flow.client_conn.id, flow.id)
 
     def error(self, flow: Any) -> None:
         """End the lease of a request that failed, or whose client gave up."""
-        exchange = self._pop(flow.client_conn.id, flow.id)
-        if exchange is not None:
-            by_client = not flow.client_conn.connected or "by client" in flow.error.msg
-            exchange.end(by_network=not by_client)
+        by_client = not flow.client_conn.connected or "by client" in flow.error.msg
+        self._end(flow.client_conn.id, flow.id, by_network=not by_client)
 
-    def _pop(self, client: str, flow: str) -> Any:
+    def _end(self, client: str, flow: str, *, by_network: bool = False) -> None:
+        """Forget an exchange, unless it is over, and end its lease."""
         flows = self._open.get(client, {})
-        exchange = flows.pop(flow, None)
-        if exchange is not None:
+        if (exchange := flows.pop(flow, None)) is not None:
             self._count -= 1
             if not flows:
                 del self._open[client]
-        return exchange
+            exchange.end(by_network=by_network)
 
     # -- a tunnel
 
@@ -353,13 +327,16 @@ class PoliteProxy:
     async def _admit_tunnel(self, flow: Any) -> None:
         url = _origin("https", flow.request.host, flow.request.port) + "/"
         exchange = self._begin(flow, url, None, is_tunnel=True)
-        await self._lease(exchange, url, None)
+        exchange.hop = await begin(self._gate, url, None, self._max_wait)
         await self._look_up(exchange, url, None)
 
     def tls_clienthello(self, data: Any) -> None:
         """Leave the TLS of a tunnel as it is."""
-        flows = self._open.get(data.context.client.id, {})
-        data.ignore_connection = any(one.is_tunnel for one in flows.values())
+        data.ignore_connection = bool(self._tunnels(data.context.client.id))
+
+    def _tunnels(self, client: str) -> list[str]:
+        """Return the ids of the flows of a client that are tunnels."""
+        return [flow for flow, one in self._open.get(client, {}).items() if one.is_tunnel]
 
     # -- what mitmproxy dials
 
@@ -370,7 +347,7 @@ class PoliteProxy:
         data.server.error = "no request for this address was decided"
         for exchange in self._dialling(data):
             if exchange.found:
-                self._names.dialled()
+                self._names.guard.dialled()
                 _addresses.set(exchange.found)
                 data.server.error = None
                 return
@@ -391,10 +368,8 @@ class PoliteProxy:
 
     def server_disconnected(self, data: Any) -> None:
         """End the lease of a tunnel."""
-        flows = self._open.get(data.client.id, {})
-        for flow, exchange in list(flows.items()):
-            if exchange.is_tunnel:
-                self._pop(data.client.id, flow).end()
+        for flow in self._tunnels(data.client.id):
+            self._end(data.client.id, flow)
 
     def _dialling(self, data: Any) -> list[_Exchange]:
         """Return the exchanges of a client for which this address is dialled."""
@@ -417,13 +392,8 @@ class PoliteProxy:
         del flow.messages[:-1]
 
 
-async def _wait(exchange: _Exchange, deciding: Coroutine[Any, Any, _T]) -> _T:
-    """Await it in a task that is cancelled if the client hangs up."""
-    exchange.waiting = task = asyncio.ensure_future(deciding)
-    try:
-        return await task
-    finally:
-        exchange.waiting = None
+def _rules(hosts: Iterable[str]) -> HostRules:
+    return HostRules([HostRule(match=host) for host in hosts])
 
 
 def _origin(scheme: str, host: str, port: int) -> str:
@@ -444,17 +414,11 @@ def _check(request: http.Request, url: str) -> None:
     origin = urls.parse(url).origin
     for host in filter(None, (request.authority, request.headers.get("Host"))):
         if urls.parse(f"{request.scheme}://{host}/").origin != origin:
-            raise _NotPassedOn(
-                421,
-                "misdirected",
-                f"the request is for {urls.mask(host)} by its Host, and for {request.host} port "
-                f"{request.port} by its target or CONNECT: one URL is decided, so they must agree",
-            )
+            told = f"the Host is {urls.mask(host)}, the target or CONNECT says {origin}"
+            raise _NotPassedOn(421, "misdirected", f"{told}: they must agree")
     coding = request.headers.get("Transfer-Encoding", "chunked")
     if coding.strip().lower() != "chunked":  # RFC 9112 section 6.1
-        raise _NotPassedOn(
-            501, "transfer-coding", f"the transfer coding {coding!r} is not passed on"
-        )
+        raise _NotPassedOn(501, "transfer-coding", f"transfer coding {coding!r} is not passed on")
 
 
 def _is_page_part(request: http.Request) -> bool:
@@ -653,8 +617,9 @@ class PoliteScript(PoliteProxy):
         config = Config.load(path) if path else Config()
         opening = open_gate(config.user_agent, config, options.gatekeeper_sidecar or None)
         gate = await self._stack.enter_async_context(opening)
-        passthrough = [host.strip() for host in hosts.split(",") if host.strip()]
-        self._use(gate, options.gatekeeper_subresources, passthrough, WAIT)
+        self._subresources = options.gatekeeper_subresources
+        self._passthrough = _rules(host.strip() for host in hosts.split(",") if host.strip())
+        self._gate, self._names = gate, GuardedNames(config)
         await super().running()
 
     async def done(self) -> None:

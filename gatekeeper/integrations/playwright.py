@@ -50,10 +50,6 @@ _log = logging.getLogger(__name__)
 class _Refused(Error):
     """Playwright's error class, with our message."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(str(args[0]) if args else "")
-        self.args = args
-
     @property
     def message(self) -> str:
         """The message of the error."""
@@ -66,8 +62,8 @@ RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
+# Icons are asked for past any route, unless the page names one that is here already.
 _INIT_SCRIPT = """
-// Icons are asked for past any route, unless the page names one that is here already.
 if (window === window.top) addEventListener("DOMContentLoaded", () => {
   for (const link of document.querySelectorAll("link[rel~=icon i]")) link.remove();
   const none = Object.assign(document.createElement("link"), {rel: "icon", href: "data:,"});
@@ -112,10 +108,7 @@ async def polite_route(
     if "document" in exempt:
         raise ConfigError("exempt: navigations are always decided; leave 'document' out")
     if context.service_workers:
-        raise ConfigError(
-            "the context has service workers, whose requests no route sees: make it with "
-            'service_workers="block"'
-        )
+        raise ConfigError('the context has service workers: make it with service_workers="block"')
     routes = vars(context)[PoliteRoutes.__name__] = PoliteRoutes(context, gate, exempt)
     await routes.begin()
     return routes
@@ -133,32 +126,26 @@ class PoliteRoutes:
         self._context = context
         self._gate: Any = gate
         self._exempt = frozenset(exempt)
-        self._hops: dict[Request, Hop] = {}
-        """Navigations that were sent, until their bodies have been received."""
         self._refusals: WeakKeyDictionary[Page, GatekeeperError] = WeakKeyDictionary()
         """The error of each page's latest refused navigation."""
-        self._routed: set[Request] = set()
-        """Requests in flight that this route has handled."""
+        self._routed: dict[Request, Hop | None] = {}
+        """Requests in flight that this route has handled; a navigation that was sent has a hop."""
         self.unseen: int = 0
         """Number of requests that were sent without passing this route: redirect hops, and requests
         that other routes sent by `route.continue_()` (`route.fallback()` leads here)."""
 
     async def begin(self) -> None:
         """Install the route and the listeners. Called by `polite_route`."""
-        context = self._context
+        context: Any = self._context
         await context.add_init_script(_INIT_SCRIPT)
         if "websocket" not in self._exempt:
             await context.route_web_socket("**", lambda socket: socket.close())
         await context.route("**/*", self._route)
-        listening: dict[Any, Any] = {
-            "response": self._answered,
-            "requestfinished": self._ended,
-            "requestfailed": self._ended,
-            "page": lambda page: page.on("close", self._closed),
-            "close": lambda *_: self._closed(None),
-        }
-        for event, listener in listening.items():
-            context.on(event, listener)
+        context.on("response", self._answered)
+        context.on("requestfinished", self._ended)
+        context.on("requestfailed", self._ended)
+        context.on("page", lambda page: page.on("close", self._closed))
+        context.on("close", lambda *_: self._closed(None))
         for page in context.pages:
             page.on("close", self._closed)
 
@@ -186,7 +173,7 @@ class PoliteRoutes:
                 raise
             raise _ERRORS.of(refusal, url) from error
         finally:
-            if take_back(self._gate, url, lease):
+            if take_back(self._gate, lease):
                 lease.give_back()
 
     # -- a request -----------------------------------------------------------------------
@@ -195,7 +182,7 @@ class PoliteRoutes:
         page = _page_of(request)
         if page is not None and page.is_closed():
             return  # closed before this task began: no event would free a lease
-        self._routed.add(request)
+        self._routed[request] = None
         try:
             await self._decide(route, request)
         except GatekeeperError as error:
@@ -226,20 +213,19 @@ class PoliteRoutes:
             return
         hop = await begin(self._gate, url, name)
         if request not in self._routed:  # Its page was closed meanwhile: no event will follow.
-            hop.failed(by_network=False)
+            hop.end(by_network=False)
             return
-        self._hops[request] = hop
+        self._routed[request] = hop
         try:
             await route.continue_(headers=_headers_with(request, hop.user_agent))
         except BaseException:
-            self._hops.pop(request, None)
-            hop.failed(by_network=False)
+            self._finish(request, by_network=False)
             raise
 
     def _answered(self, response: Response) -> None:
         if response.request not in self._routed and response.url.startswith(("http:", "https:")):
             self.unseen += 1
-        hop = self._hops.get(response.request)
+        hop = self._routed.get(response.request)
         if hop is not None and hop.body is None:
             hop.answered(response.status, usual_names(response.headers))
 
@@ -254,8 +240,7 @@ class PoliteRoutes:
                 self._finish(request, by_network=False)
 
     def _finish(self, request: Request, *, by_network: bool) -> None:
-        self._routed.discard(request)
-        if (hop := self._hops.pop(request, None)) is not None:
+        if (hop := self._routed.pop(request, None)) is not None:
             hop.end(by_network=by_network)
 
 

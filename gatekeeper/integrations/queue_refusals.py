@@ -44,11 +44,7 @@ class RefusedLease:
     def enter(self) -> None:
         """Do nothing, since nothing is held."""
 
-    def leave(self) -> None:
-        """Do nothing, since nothing is held."""
-
-    def give_back(self) -> None:
-        """Do nothing, since nothing is held."""
+    leave = give_back = enter
 
 
 SIDECAR = ""
@@ -125,10 +121,9 @@ class Refusals:
                 raise
             return found
 
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedLease | None:
-        """Return a refusal for a lease that was not granted in time, if its host is blocked for
-        longer than the maximum wait."""
-        raise NotImplementedError
+    _late: Callable[[str, LeaseTimeout], RefusedLease | None]
+    """Returns a refusal for a lease that was not granted in time, if its host is blocked for longer
+    than the maximum wait."""
 
 
 class LocalRefusals(Refusals):
@@ -138,13 +133,10 @@ class LocalRefusals(Refusals):
         self._gate = gate
         self._scheduler = gate.parts.scheduler
         self.held: Callable[[str], tuple[float, str] | None] = self._scheduler.held
+        self.peek: Callable[..., Decision | None] = gate.peek
         super().__init__(gate.parts.clock, max_wait)
         self._given_up: LRUCache[str, Decision] = LRUCache(_MAX_GIVEN_UP)
         """Decisions for origins that defer for too long, by origin and by host."""
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """Return the decision if it is known without waiting, else None."""
-        return self._gate.peek(url, user_agent=user_agent)
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Return the decision, with a deferral that exceeds the maximum wait as a denial."""
@@ -235,8 +227,6 @@ def queue_gate(
     `max_wait`: maximum number of seconds to wait for a deferred URL or a blocked host; requests
     that would wait longer are refused.
     """
-    return (
-        LocalRefusals(gate, max_wait)
-        if isinstance(gate, Gatekeeper)
-        else RemoteRefusals(gate, max_wait)
-    )
+    if isinstance(gate, Gatekeeper):
+        return LocalRefusals(gate, max_wait)
+    return RemoteRefusals(gate, max_wait)

@@ -6,9 +6,8 @@ With a `SyncGatekeeper`: `session.mount("https://", PoliteAdapter(gate))`, and f
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from aiohttp.abc import AbstractResolver
@@ -18,7 +17,6 @@ from gatekeeper.errors import (
     AddressRefused,
     Deferred,
     Denied,
-    GatekeeperError,
     InvalidURL,
     LeaseTimeout,
     needs_extra,
@@ -28,10 +26,11 @@ from gatekeeper.sync import SyncGatekeeper
 
 with needs_extra("requests", __name__):
     import requests
-    from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
+    from requests.adapters import DEFAULT_POOLSIZE, HTTPAdapter
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.exceptions import MaxRetryError
+    from urllib3.response import HTTPResponse
     from urllib3.util.response import is_fp_closed
     from urllib3.util.retry import Retry
 
@@ -90,29 +89,21 @@ class PoliteAdapter(HTTPAdapter):
         hosts = max(1, min(options.pop("pool_connections", DEFAULT_POOLSIZE), idle // size))
         super().__init__(max_retries=0, pool_connections=hosts, pool_maxsize=size, **options)
 
-    def init_poolmanager(
-        self,
-        connections: int = DEFAULT_POOLSIZE,
-        maxsize: int = DEFAULT_POOLSIZE,
-        block: bool = DEFAULT_POOLBLOCK,
-        **options: Any,
-    ) -> None:
+    def init_poolmanager(self, *given: Any, **options: Any) -> None:
         """Create pools that connect through the guard. Called by requests."""
-        super().init_poolmanager(connections, maxsize, block, **options)
+        super().init_poolmanager(*given, **options)
         descriptors.register(self)
-        dial = {"gatekeeper_adapter": self}
-        plain = type("GuardedHTTPConnection", (_Guarded, HTTPConnection), dial)
-        safe = type("GuardedHTTPSConnection", (_Guarded, HTTPSConnection), dial)
-        self.poolmanager.pool_classes_by_scheme = {
-            "http": type("GuardedHTTPPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
-            "https": type("GuardedHTTPSPool", (HTTPSConnectionPool,), {"ConnectionCls": safe}),
-        }
+        classes = self.poolmanager.pool_classes_by_scheme = {}
+        for scheme, pool, connection in (
+            ("http", HTTPConnectionPool, HTTPConnection),
+            ("https", HTTPSConnectionPool, HTTPSConnection),
+        ):
+            own = type("GuardedConnection", (_Guarded, connection), {"gatekeeper_adapter": self})
+            classes[scheme] = type("GuardedPool", (pool,), {"ConnectionCls": own})
 
     def __getstate__(self) -> dict[str, Any]:
         """Raise TypeError: another process has no gate, and would send requests without one."""
-        raise TypeError(
-            "a PoliteAdapter can't be pickled or copied: make one for the gate of each process"
-        )
+        raise TypeError("no PoliteAdapter is copied: make one for the gate of each process")
 
     def close_idle(self) -> bool:
         """Close the idle connections; see `descriptors.IdlePool`. urllib3 closes all or none."""
@@ -126,23 +117,15 @@ class PoliteAdapter(HTTPAdapter):
         return super().proxy_manager_for(proxy, **options)
 
     def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: Any = True,
-        cert: Any = None,
-        proxies: Any = None,
+        self, request: requests.PreparedRequest, *given: Any, **options: Any
     ) -> requests.Response:
-        """Decide a request, wait for its lease, and send it. Called for each redirect as well."""
-        given = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
+        """Decide a request, wait for its lease, and send it. Called for each redirect as well. The
+        other arguments are those of HTTPAdapter."""
         retry = Retry.from_int(self._retry)
         while True:
             try:
-                response = self._send_once(request, stream=stream, **given)
+                response = self._send_once(request, *given, **options)
             except requests.RequestException as error:
-                if isinstance(error, GatekeeperError):
-                    raise
                 again = _after_error(retry, request, error)
                 if again is None:
                     raise
@@ -152,35 +135,34 @@ class PoliteAdapter(HTTPAdapter):
             wait = response.headers.get("Retry-After") is not None
             if not retry.is_retry(request.method or "", response.status_code, wait):
                 return response
-            last = response
             try:
-                retry = retry.increment(request.method, request.url, response=last.raw)
+                retry = retry.increment(request.method, request.url, response=response.raw)
             except MaxRetryError as error:
                 if not retry.raise_on_status:
-                    return last
-                _drain(last)
+                    return response
+                _drain(response)
                 raise requests.exceptions.RetryError(error, request=request) from error
-            _drain(last)
-            retry.sleep(last.raw)
+            _drain(response)
+            retry.sleep(response.raw)
 
     def _send_once(
-        self, request: requests.PreparedRequest, *, stream: bool, **given: Any
+        self, request: requests.PreparedRequest, *given: Any, **options: Any
     ) -> requests.Response:
         url, sent = request.url or "", _text(request.headers.get("User-Agent"))
         hop = self._hops.begin_sync(url, sent, request)
         request.headers.update(hop.headers(request.method or "GET", url))
-        self._thread.refused, self._thread.unconnected = False, None
-        response = None
+        self._thread.unconnected = response = None
         try:
-            response = super().send(request, stream=stream, **given)
+            response = super().send(request, *given, **options)
             _lease_body(response, self._hops.answered(hop, response.status_code, response.headers))
         except BaseException as error:
             if response is not None:  # the report could not be stored
                 response.close()
-            network = isinstance(error, requests.RequestException) and not self._thread.refused
             unconnected, self._thread.unconnected = self._thread.unconnected, None
-            hop.failed(by_network=network, unconnected=unconnected)
-            if self._thread.refused and isinstance(error, requests.RequestException):
+            refused = isinstance(unconnected, AddressRefused)
+            by_library = isinstance(error, requests.RequestException)
+            hop.end(by_network=by_library and not refused, unconnected=unconnected)
+            if by_library and refused:
                 raise self._hops.refused(url, sent, request) from error
             raise
         return response
@@ -209,7 +191,6 @@ class PoliteAdapter(HTTPAdapter):
         try:
             self._hops.connect_sync(host, port, limit, dial, (Exception,))
         except Exception as error:
-            self._thread.refused = isinstance(error, AddressRefused)
             self._thread.unconnected = error
             raise
 
@@ -247,7 +228,8 @@ def _text(value: str | bytes | None) -> str | None:
 def _after_error(
     retry: Retry, request: requests.PreparedRequest, error: requests.RequestException
 ) -> Retry | None:
-    """Return the remaining retries after a failed request, or None if it must not be retried."""
+    """Return the remaining retries after a failed request, or None if it must not be retried, as a
+    refusal of ours, which has no cause."""
     cause = error.args[0] if error.args else None
     cause = getattr(cause, "reason", None) or cause
     if not isinstance(cause, Exception):
@@ -261,62 +243,69 @@ def _after_error(
 def _lease_body(response: requests.Response, body: BodyInUse) -> None:
     """Extend the lease until the connection of the response returns to its pool, or the response is
     closed or dropped."""
-    raw = response.raw
+    raw: Any = response.raw
     if raw is None or is_fp_closed(raw):  # no body
         body.free()
     else:
-        _free_when_read(raw, body)
+        raw.__class__, raw.gatekeeper_body = _LeasedResponse, body
 
 
-def _free_when_read(raw: Any, body: BodyInUse) -> None:
-    """Count the bytes that are read of a urllib3 body, and free it when its connection is released.
+class _LeasedResponse(HTTPResponse):
+    """A response that counts the bytes that are read of its body, and frees it when its connection
+    is released.
 
     urllib3 releases the connection during the call that reads the last bytes, and counts those
     afterwards. It does not count chunked bodies at all, so their size after decoding is used.
     """
-    # With a strong reference to it, a dropped body would wait for a garbage collection.
-    kind, own = type(raw), weakref.ref(raw)
-    reading = over = chunked = False
 
-    def free() -> None:
-        nonlocal over
-        over = True
-        if reading:
-            return
-        if not (body.closed or chunked) and (raw := own()) is not None:
-            body.came(raw.tell())  # the size on the wire, before decoding
-        body.free()
+    gatekeeper_body: BodyInUse
+    _is_reading = _is_over = _is_chunked = False
 
-    def then_free(call: Callable[[Any], object]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                if (raw := own()) is not None:  # else it is being garbage-collected
-                    call(raw)
-            finally:
-                free()
+    def release_conn(self) -> None:
+        """Free the body. Called by urllib3 when the body has been read to its end."""
+        try:
+            super().release_conn()
+        finally:
+            self._free()
 
-        return run
+    def close(self) -> None:
+        """Free the body. Called by urllib3 when the body is abandoned, too."""
+        try:
+            super().close()
+        finally:
+            self._free()
 
-    def by_calls(read: Callable[..., bytes]) -> Callable[..., bytes]:
-        def call(*given: Any, **options: Any) -> bytes:
-            nonlocal reading
-            reading = True
-            try:
-                return read(own(), *given, **options)
-            finally:
-                reading = False
-                if over:
-                    free()
+    def read(self, *given: Any, **options: Any) -> bytes:
+        """Read and count bytes."""
+        with self._reading():
+            return super().read(*given, **options)
 
-        return call
+    def read1(self, *given: Any, **options: Any) -> bytes:
+        """Read and count bytes."""
+        with self._reading():
+            return super().read1(*given, **options)
 
-    def read_chunked(*given: Any, **options: Any) -> Iterator[bytes]:
-        nonlocal chunked
-        chunked = True
-        for part in kind.read_chunked(own(), *given, **options):
-            body.came(len(part))
+    def read_chunked(self, *given: Any, **options: Any) -> Generator[bytes, None, None]:
+        """Yield and count the parts of a chunked body."""
+        self._is_chunked = True
+        for part in super().read_chunked(*given, **options):
+            self.gatekeeper_body.came(len(part))
             yield part
 
-    # urllib3 calls these itself, both after reading a body to its end and when it is abandoned.
-    raw.release_conn, raw.close = then_free(kind.release_conn), then_free(kind.close)
-    raw.read, raw.read1, raw.read_chunked = by_calls(kind.read), by_calls(kind.read1), read_chunked
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._is_reading = True
+        try:
+            yield
+        finally:
+            self._is_reading = False
+            if self._is_over:
+                self._free()
+
+    def _free(self) -> None:
+        self._is_over = True
+        if self._is_reading:
+            return
+        if not (self.gatekeeper_body.closed or self._is_chunked):
+            self.gatekeeper_body.came(self.tell())  # the size on the wire, before decoding
+        self.gatekeeper_body.free()

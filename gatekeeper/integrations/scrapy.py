@@ -23,6 +23,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -40,7 +41,7 @@ with needs_extra("scrapy", __name__):
     from scrapy.downloadermiddlewares.httpcache import HttpCacheMiddleware
     from scrapy.robotstxt import RobotParser as BaseRobotParser
     from scrapy.settings import BaseSettings
-    from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
+    from scrapy.utils.defer import deferred_f_from_coro_f, maybe_deferred_to_future
     from scrapy.utils.misc import build_from_crawler, load_object
     from scrapy.utils.request import request_from_dict
 
@@ -78,19 +79,22 @@ class Addon:
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(eq=False)
 class _DirectTurn:
     """Takes the place of a `Turn` for a request that needs no lease."""
 
-    waiting: _DirectRequests
+    kept: KeptEntries | None
+    """The file that it is in, until it is done."""
     entry: Entry
     url: str
     data: Any
     """The pickled request, or the number of a request in memory."""
 
     def done(self) -> None:
-        """Note that the request is done. Idempotent."""
-        self.waiting.done(self)
+        """Remove the request from the file. Idempotent."""
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            kept.remove(self.entry)
 
 
 class _DirectRequests:
@@ -103,7 +107,7 @@ class _DirectRequests:
         found = [] if self._kept is None else self._kept.load(check=str)
         self._arrivals = itertools.count(found[-1][1] + 1 if found else 0)
         self._waiting: deque[Entry] = deque(found)
-        self._given: set[_DirectTurn] = set()
+        self._given = weakref.WeakSet[_DirectTurn]()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -120,22 +124,15 @@ class _DirectRequests:
         if not self._waiting:
             return None
         entry = self._waiting.popleft()
-        turn = _DirectTurn(self, entry, *entry[2:])
+        turn = _DirectTurn(self._kept, entry, *entry[2:])
         self._given.add(turn)
         return turn
-
-    def done(self, turn: _DirectTurn) -> None:
-        """Remove a request that is done from the file."""
-        if turn in self._given:
-            self._given.discard(turn)
-            if self._kept is not None:
-                self._kept.remove(turn.entry)
 
     def close(self) -> None:
         """Finish requests in flight and close the file; waiting requests stay for the next run."""
         for turn in list(self._given):
             with suppress(StorageError):  # the request is then repeated in the next run
-                self.done(turn)
+                turn.done()
         if self._kept is not None:
             self._kept.close()
 
@@ -153,7 +150,7 @@ class PoliteScheduler(BaseScheduler):
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = crawler
         self._crawl = ScrapyCrawl.of(crawler)
-        self._crawl.scheduled = weakref.WeakSet()
+        self._scheduled = self._crawl.scheduled = weakref.WeakSet[Request]()
         self._stats: Any = crawler.stats
         self._filter: Any = build_from_crawler(
             load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
@@ -176,12 +173,10 @@ class PoliteScheduler(BaseScheduler):
 
     # -- opening and closing ---------------------------------------------------------
 
-    def open(self, spider: Spider) -> Any:
+    @deferred_f_from_coro_f
+    async def open(self, spider: Spider) -> None:
         """Open the gate and the queue. Scrapy awaits the result."""
         self._spider = spider
-        return deferred_from_coro(self._open())
-
-    async def _open(self) -> None:
         if (opening := self._filter.open()) is not None:
             await maybe_deferred_to_future(opening)
         gate = await self._crawl.open()
@@ -198,16 +193,14 @@ class PoliteScheduler(BaseScheduler):
             _log.info("Resuming crawl (%d requests scheduled)", len(self))
         self._feeder = asyncio.create_task(self._feed(self._queue))
 
-    def close(self, reason: str) -> Any:
+    @deferred_f_from_coro_f
+    async def close(self, reason: str) -> None:
         """Close the queue. Waiting requests stay in JOBDIR for the next run."""
-        return deferred_from_coro(self._close(reason))
-
-    async def _close(self, reason: str) -> None:
         if self._feeder is not None:
             self._feeder.cancel()
             await asyncio.wait([self._feeder])
         for turn in list(self._crawl.turns.values()):
-            self._end(turn)
+            _end(turn)
         self._direct.close()
         if self._queue is not None:
             await self._queue.close()
@@ -229,12 +222,6 @@ class PoliteScheduler(BaseScheduler):
         if not request.dont_filter and self._filter.request_seen(request):
             self._filter.log(request, self._spider)
             return False
-        kind = self._put(request)
-        self._stats.inc_value(f"scheduler/enqueued/{kind}")
-        self._stats.inc_value("scheduler/enqueued")
-        return True
-
-    def _put(self, request: Request) -> str:
         url = self._turn_of(request)
         data: Any = self._packed(request) if self._keeps else None
         kind = "disk"
@@ -246,7 +233,9 @@ class PoliteScheduler(BaseScheduler):
             self._direct.put(request.url, data)
         else:
             cast("PoliteQueue", self._queue).put_nowait(url, request.priority, data)
-        return kind
+        self._stats.inc_value(f"scheduler/enqueued/{kind}")
+        self._stats.inc_value("scheduler/enqueued")
+        return True
 
     def _turn_of(self, request: Request) -> str | None:
         """Return the URL for which to acquire a lease, or None if the request needs none."""
@@ -260,8 +249,6 @@ class PoliteScheduler(BaseScheduler):
     def _is_cached(self, request: Request) -> bool:
         """Return True if HttpCacheMiddleware would answer the request now. If it does not in the
         end, the request waits for a lease in the middleware."""
-        if not self._crawler.settings.getbool("HTTPCACHE_ENABLED"):
-            return False
         cache = self._crawler.get_downloader_middleware(HttpCacheMiddleware)
         if cache is None or self._spider is None or request.meta.get("dont_cache"):
             return False
@@ -317,26 +304,19 @@ class PoliteScheduler(BaseScheduler):
         else:
             kind, found = "memory", self._requests.pop(data, None)
             if found is None:  # a request of an earlier run that could not be stored
-                self._end(turn)
+                _end(turn)
                 return None
             request = found
-        if self._crawl.scheduled is not None:
-            self._crawl.scheduled.add(request)
+        self._scheduled.add(request)
         if isinstance(turn, Turn):
             self._crawl.turns[request] = turn
         # The request is done when it is garbage-collected: its callback has run, and the results
         # were scheduled or are in a pipeline. `_end_soon` defers to the loop, since a collection
         # can run at any point.
-        dropped = weakref.finalize(request, _end_soon, self._loop, weakref.ref(self), turn)
+        dropped = weakref.finalize(request, _end_soon, self._loop, turn)
         dropped.atexit = False
         self._stats.inc_value(f"scheduler/dequeued/{kind}")
         return request
-
-    def _end(self, turn: Turn | _DirectTurn) -> None:
-        try:
-            turn.done()
-        except GatekeeperError as error:
-            _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
 
     async def _feed(self, queue: PoliteQueue) -> None:
         """Wake the engine whenever a host is due, until it asks for a request."""
@@ -347,15 +327,16 @@ class PoliteScheduler(BaseScheduler):
             await self._asked.wait()  # longer, if the engine is paused or full
 
 
-def _end_soon(
-    loop: asyncio.AbstractEventLoop,
-    scheduler: weakref.ref[PoliteScheduler],
-    turn: Turn | _DirectTurn,
-) -> None:
-    found = scheduler()
-    if found is not None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(found._end, turn)
+def _end(turn: Turn | _DirectTurn) -> None:
+    try:
+        turn.done()
+    except GatekeeperError as error:
+        _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, turn: Turn | _DirectTurn) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_end, turn)
 
 
 class RobotParser(BaseRobotParser):
@@ -366,8 +347,16 @@ class RobotParser(BaseRobotParser):
     """
 
     def __init__(self, robotstxt_body: bytes) -> None:
-        self._robots = RobotsTxt.parse(robotstxt_body)
-        self._policies: dict[str, Policy] = {}
+        robots = RobotsTxt.parse(robotstxt_body)
+
+        @lru_cache(maxsize=100)
+        def policy(agent: str | bytes) -> Policy:
+            # A product token has ASCII letters only (RFC 9309 section 2.2.1): in the name of an
+            # agent, as in that of a group, it ends before the first other character.
+            token = _ASCII.match(product_token(_text(agent)))
+            return robots.policy((token and token[0]) or "*")
+
+        self._policy = policy
 
     @classmethod
     def from_crawler(cls, crawler: Crawler, robotstxt_body: bytes) -> Self:
@@ -381,18 +370,6 @@ class RobotParser(BaseRobotParser):
     def crawl_delay(self, user_agent: str | bytes) -> float | None:
         """Return the agent's Crawl-delay in seconds, or None if there is none."""
         return self._policy(user_agent).crawl_delay
-
-    def _policy(self, user_agent: str | bytes) -> Policy:
-        agent = _text(user_agent)
-        found = self._policies.get(agent)
-        if found is None:
-            if len(self._policies) >= 100:
-                self._policies.clear()
-            # A product token has ASCII letters only (RFC 9309 section 2.2.1): in the name of an
-            # agent, as in that of a group, it ends before the first other character.
-            token = _ASCII.match(product_token(agent))
-            found = self._policies[agent] = self._robots.policy((token and token[0]) or "*")
-        return found
 
 
 _ASCII = re.compile(r"[\x21-\x7e]+")

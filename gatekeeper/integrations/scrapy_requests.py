@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from msgspec.structs import replace
 from scrapy import Request, Spider, signals
@@ -67,7 +67,7 @@ class ScrapyCrawl:
     """The gate and the leases of one crawl, shared by the scheduler and the middleware."""
 
     def __init__(self, crawler: Crawler) -> None:
-        self._crawler = weakref.ref(crawler)
+        self._crawler: Any = weakref.ref(crawler)  # which is there as long as the crawl runs
         self.stats: Any = crawler.stats
         self.settings: BaseSettings = crawler.settings
         self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
@@ -91,8 +91,7 @@ class ScrapyCrawl:
         kept, name = vars(crawler), cls.__qualname__
         if name not in kept:
             kept[name] = cls(crawler)
-        found: ScrapyCrawl = kept[name]
-        return found
+        return kept[name]
 
     async def open(self) -> Gatekeeper | RemoteGatekeeper:
         """Return the gate, opened at the first call. Raises GateClosed once the crawl is over, and
@@ -108,8 +107,7 @@ class ScrapyCrawl:
 
     async def _open(self) -> Gatekeeper | RemoteGatekeeper:
         crawler = self._crawler()
-        spider = None if crawler is None else crawler.spider
-        agent = getattr(spider, "user_agent", None) or self.settings["USER_AGENT"]
+        agent = getattr(crawler.spider, "user_agent", None) or self.settings["USER_AGENT"]
         if (where := self.settings.get("GATEKEEPER_URL")) is not None:
             name = None if unnamed(agent) else agent
             gate: Gatekeeper | RemoteGatekeeper = RemoteGatekeeper(
@@ -124,22 +122,20 @@ class ScrapyCrawl:
                 _log.warning("USER_AGENT is Scrapy's own: say who you are, so that sites can tell")
             gate = Gatekeeper(agent, config=self._config())
         self.gate = await gate.__aenter__()
-        if crawler is not None:
-            send_once_by_scrapy(crawler)
+        send_once_by_scrapy(crawler)
         if isinstance(gate, Gatekeeper):
             gate.parts.listeners.append(self._retrieved)
         return gate
 
     def _config(self) -> Config:
         given = self.settings.get("GATEKEEPER_CONFIG")
-        if given is None:
-            config = as_config(None)
+        if given is None or isinstance(given, Config):
+            config = as_config(given)
         elif isinstance(given, str | Path):
             config = Config.load(given)
-        elif isinstance(given, Config):
-            config = given
-        else:
-            config = Config.from_dict(_plain(given))
+        else:  # Scrapy may have wrapped the dictionary
+            wrapped = isinstance(given, BaseSettings)
+            config = Config.from_dict(given.copy_to_dict() if wrapped else dict(given))
         jobdir = self.settings.get("JOBDIR")
         if jobdir and config.storage.path is None:
             # A resumed crawl continues with its clocks and blocks.
@@ -166,15 +162,10 @@ class ScrapyCrawl:
 
     # -- requests --------------------------------------------------------------------
 
-    @staticmethod
-    def sent_by(request: Request) -> str | None:
-        """Return the request's User-Agent header."""
-        return _field(request, "User-Agent")
-
     def agent_of(self, request: Request) -> str | None:
         """Return the request's own User-Agent if it differs from the gate's, else None."""
         own = None if self.gate is None else self.gate.user_agent
-        return None if own is None else other_agent(self.sent_by(request), own)
+        return None if own is None else other_agent(_field(request, "User-Agent"), own)
 
     def lease_url(self, request: Request) -> str:
         """Return the URL for which to acquire a lease: the request's, or if the gate's own agent
@@ -199,22 +190,15 @@ class ScrapyCrawl:
         _log.info("Not asked for: %s (%s)", request, decision.explain())
         return _ERRORS.of(Deferred(decision), request)
 
-    def give_back(self, turn: Turn) -> None:
-        """Give back the lease, which was not used. The request itself is done when Scrapy has
-        dropped it."""
-        with suppress(StorageError):
-            turn.lease.give_back()
-
     @contextmanager
     def outside_the_downloader(self, request: Request) -> Iterator[None]:
         """Keep a waiting request from counting against CONCURRENT_REQUESTS, if it is a download
         that was requested directly from the engine. Requests from the scheduler do count, since the
         engine would otherwise fetch everything that the scheduler has."""
-        crawler = self._crawler()
-        if crawler is None or self.scheduled is None or request in self.scheduled:
+        if self.scheduled is None or request in self.scheduled:
             yield
             return
-        engine: Any = crawler.engine
+        engine = self._crawler().engine
         active = engine.downloader.active
         active.discard(request)
         self.waiting += 1
@@ -232,8 +216,7 @@ class ScrapyCrawl:
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_LOOK_SECONDS)
-                crawler = self._crawler()
-                if not task.done() and crawler is not None and is_scrapy_closing(crawler):
+                if not task.done() and is_scrapy_closing(self._crawler()):
                     late = LeaseTimeout(request.url, f"{request.url}: the crawl is being stopped")
                     raise _ERRORS.of(late, request)
             return task.result()
@@ -244,16 +227,7 @@ class ScrapyCrawl:
 
     def is_wanted(self, request: Request) -> bool:
         """Return True if the result of the download is still awaited."""
-        crawler = self._crawler()
-        engine = None if crawler is None else crawler.engine
-        return engine is None or request in engine.downloader.active
-
-
-def _plain(given: Any) -> Any:
-    """Convert a setting, which Scrapy may have wrapped, to plain dictionaries."""
-    if isinstance(given, BaseSettings):
-        return given.copy_to_dict()
-    return dict(given)
+        return request in self._crawler().engine.downloader.active
 
 
 def _end(lease: HeldLease) -> None:
@@ -305,7 +279,7 @@ class PoliteMiddleware:
         request.meta.pop("download_latency", None)  # from an earlier attempt
         lease.claim(lease.url)  # from here on, a missing response counts against the host
         self._delivered.discard(request)  # it may have been sent before
-        hop = self._under_way[request] = hop_of(gate, lease, crawl.sent_by(request))
+        hop = self._under_way[request] = hop_of(gate, lease, _field(request, "User-Agent"))
         if (task := asyncio.current_task()) is not None:
             task.add_done_callback(lambda _: self._task_done(request))
         # Another middleware may drop the request without notice.
@@ -369,26 +343,28 @@ class PoliteMiddleware:
         """Put what the header and the page say about themselves into the response's meta. It is
         decoded by now, which it is not yet in `process_response`."""
         gate = self._crawl.gate
-        sent = self._crawl.sent_by(request)
+        sent = _field(request, "User-Agent")
         named = sent or (gate.user_agent if gate is not None else None) or ""
+        fields: Any = _Fields(response)
         request.meta["gatekeeper_signals"] = page_signals(
-            cast("Mapping[str, str]", _Fields(response)),
+            fields,
             product_token(named) or "*",
-            html_in(_field(response, "Content-Type"), response.body),
+            html_in(fields.get("Content-Type"), response.body),
             url=response.url,
             status=response.status,
         )
 
     def _answered(self, lease: HeldLease, request: Request, response: Response) -> None:
-        note_fields(lease, response.status, cast("Mapping[str, str]", _Fields(response)))
+        fields: Any = _Fields(response)
+        note_fields(lease, response.status, fields)
         with _logging_loss(lease.url):
             try:
                 lease.report(
                     status=response.status,
                     elapsed=_latency(request),
-                    retry_after=_field(response, "Retry-After"),
+                    retry_after=fields.get("Retry-After"),
                     size=len(response.body),
-                    rate_limit=http_fields.rate_limit_of({x: _field(response, x) for x in _LIMITS}),
+                    rate_limit=http_fields.rate_limit_of(fields),
                 )
             finally:
                 lease.end()
@@ -413,14 +389,15 @@ class PoliteMiddleware:
                 why = await self._cause(request, exception)
         finally:
             with _logging_loss(request.url):
-                hop.failed(by_network=unanswered, unconnected=why)
+                hop.end(by_network=unanswered, unconnected=why)
 
     async def _cause(self, request: Request, exception: Exception) -> BaseException:
         """Return why a request failed. Twisted gives no details if it could not resolve the name:
         resolve it again, to see whether the name server responds."""
         gate = self._crawl.gate
-        unknown = by_system(exception) is None and _is_about_its_name(exception)
-        if unknown and isinstance(gate, Gatekeeper):
+        chain = exception, exception.__cause__
+        about_its_name = any(isinstance(one, DNSLookupError) for one in chain)
+        if about_its_name and by_system(exception) is None and isinstance(gate, Gatekeeper):
             try:
                 async with asyncio.timeout(_LOOK_UP_SECONDS):
                     await self._names.addresses(gate, urls.parse(request.url).host, 0)
@@ -429,9 +406,12 @@ class PoliteMiddleware:
         return exception
 
     def _give_back(self, request: Request) -> None:
+        """Give back the lease, which was not used. The request itself is done when Scrapy has
+        dropped it."""
         turn = self._crawl.turns.get(request)
         if turn is not None:
-            self._crawl.give_back(turn)
+            with suppress(StorageError):
+                turn.lease.give_back()
 
 
 @contextmanager
@@ -449,16 +429,12 @@ def _latency(request: Request) -> float | None:
     return latency if isinstance(latency, float) else None
 
 
-def _is_about_its_name(error: BaseException) -> bool:
-    """Return True if Twisted could not resolve the host's name."""
-    return isinstance(error, DNSLookupError) or isinstance(error.__cause__, DNSLookupError)
-
-
 class _Fields:
-    """The header of a response, for `page_signals`."""
+    """The header of a response, as a mapping of texts."""
 
     def __init__(self, response: Response) -> None:
         self._headers = response.headers
+        self.get = partial(_field, response)
 
     def __iter__(self) -> Iterator[str]:
         return (name.decode("latin-1") for name in self._headers)
@@ -466,9 +442,6 @@ class _Fields:
     def getall(self, name: str, default: object = ()) -> list[str]:
         """Return the value of each line of a field."""
         return [value.decode("latin-1") for value in self._headers.getlist(name)]
-
-
-_LIMITS = ("RateLimit", "Age")
 
 
 def _field(message: Request | Response, name: str) -> str | None:

@@ -1,14 +1,14 @@
 """The transports for httpx and httpx2, which differ only in the library's classes.
 
-`gatekeeper.integrations.httpx` and `.httpx2` pass their library's classes to these mixins.
+`gatekeeper.integrations.httpx` and `.httpx2` name their library to these mixins.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
@@ -58,59 +58,22 @@ _MAX_IDLE: Final = 100
 """Idle connections of a pool at most: httpcore looks at each of them for every request."""
 
 
-class _Dialling:
+class _Backend:
     """A network backend of httpcore that connects only to addresses that the guard allows."""
 
-    network: ClassVar[str]
-    """The name of httpcore's backend that makes the connections."""
-
-    def __init__(self, httpcore: Any, hops: Hops) -> None:
-        self._httpcore = httpcore
-        self._network = getattr(httpcore, self.network)()
-        self.sleep = self._network.sleep
-        self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
-        self._hops = hops
-
-    def _dial(self, options: dict[str, Any]) -> Callable[[str, int, float], Any]:
-        connect = self._network.connect_tcp
-        return lambda address, port, seconds: connect(address, port, timeout=seconds, **options)
-
-    @contextmanager
-    def _looking_up(self) -> Iterator[None]:
-        try:
-            yield
-        except AddressRefused:
-            raise
-        except OSError as error:
-            raise self._httpcore.ConnectError(str(error)) from error
-
-
-class _Backend(_Dialling):
-    """The asynchronous backend, for every event loop that anyio supports."""
-
-    network = "AnyIOBackend"
-
-    async def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, **options: Any
-    ) -> Any:
-        """Connect to the first allowed address that accepts the connection."""
-        dial = self._dial(options)
-        with self._looking_up():
-            return await self._hops.connect(host, port, timeout, dial, self._failures)
-
-
-class _SyncBackend(_Dialling):
-    """The synchronous backend."""
-
-    network = "SyncBackend"
+    def __init__(
+        self, network: Any, connect: Callable[..., Any], failures: tuple[type[Exception], ...]
+    ) -> None:
+        """`network`: the backend that makes the connections; `connect`: that method of `Hops`."""
+        self.sleep, self._dial = network.sleep, network.connect_tcp
+        self._connect, self._failures = connect, failures
 
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
         """Connect to the first allowed address that accepts the connection."""
-        dial = self._dial(options)
-        with self._looking_up():
-            return self._hops.connect_sync(host, port, timeout, dial, self._failures)
+        dial = partial(self._dial, **options)  # address, port, seconds
+        return self._connect(host, port, timeout, dial, self._failures, self._failures[0])
 
 
 _Asked = TypeVar("_Asked")
@@ -126,30 +89,17 @@ any other (`proxy`, `uds`, `network_backend`, and those of later versions) it ma
 
 
 class _Library(Generic[_Asked]):
-    """Base of both transports. A subclass names the modules of its library: `class PoliteTransport(
-    AsyncHopTransport, httpx.AsyncBaseTransport, httpx=httpx, httpcore=httpcore, errors=ERRORS)`.
-    """
+    """Base of both transports."""
 
-    httpx: ClassVar[Any]
-    httpcore: ClassVar[Any]
-    errors: ClassVar[HopErrors]
-    leased: ClassVar[Any]
-    """The class of bodies with a lease."""
-    _backend: ClassVar[type[_Dialling]]
-    """The class of the network backend that connects through the guard."""
-    _library_names: ClassVar[tuple[str, str, str]]
-    """The library's names of a body's base class, a transport and a connection pool."""
+    library: ClassVar[tuple[Any, Any, HopErrors]]
+    """The modules of httpx and of httpcore, and the error classes. Set by the transports."""
+    blocking: ClassVar[bool]
+
+    _close: Callable[[list[Any]], object]
+    """Begins to close connections."""
 
     guarded: bool
     """Whether the guard checks each address that is connected to; otherwise it checks URLs only."""
-
-    def __init_subclass__(
-        cls, *, httpx: Any = None, httpcore: Any = None, errors: HopErrors | None = None
-    ) -> None:
-        if errors is not None:
-            cls.httpx, cls.httpcore, cls.errors = httpx, httpcore, errors
-            stream = getattr(httpx, cls._library_names[0])
-            cls.leased = type("LeasedBody", (_LeasedBody, stream), {})
 
     def __init__(
         self,
@@ -161,9 +111,11 @@ class _Library(Generic[_Asked]):
         max_wait: float | None = None,
         **options: Any,
     ) -> None:
-        blocking = isinstance(self, HopTransport)
+        self._httpx, self._httpcore, errors = self.library
+        base = self._httpx.AsyncByteStream, self._httpx.SyncByteStream
+        self._body_kind = type("LeasedBody", (_LeasedBody, *base), {})
         self._hops = hops = Hops(
-            gate, self.errors, max_wait=max_wait, resolver=resolver, blocking=blocking
+            gate, errors, max_wait=max_wait, resolver=resolver, blocking=self.blocking
         )
         dialling = [name for name in options if name not in GUARDED_OPTIONS and options[name]]
         self.guarded = hops.guarded = transport is None and not dialling
@@ -177,34 +129,33 @@ class _Library(Generic[_Asked]):
         """Return the library's transport, over a connection pool that connects through the guard
         unless an option prevents that."""
         verify, cert = options.pop("verify", True), options.pop("cert", None)
-        context = verify
-        if not isinstance(verify, ssl.SSLContext):
-            context = self.httpx.create_ssl_context(verify=verify, cert=cert, trust_env=True)
+        context = self._httpx.create_ssl_context(verify, cert)
         idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
-        _, transport, pool = self._library_names
-        backend = self._backend(self.httpcore, self._hops)
-        self._pool = getattr(self.httpcore, pool)(
+        if self.guarded:
+            network = self._httpcore.SyncBackend if self.blocking else self._httpcore.AnyIOBackend
+            options["network_backend"] = _Backend(
+                network(),
+                self._hops.connect_sync if self.blocking else self._hops.connect,
+                (self._httpcore.ConnectError, self._httpcore.ConnectTimeout),
+            )
+        usual = {
             # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
-            **{
-                "max_connections": None,
-                "max_keepalive_connections": min(_MAX_IDLE, idle),
-                "keepalive_expiry": 15.0,
-                "ssl_context": context,
-            }
-            | options
-            | ({"network_backend": backend} if self.guarded else {}),
-        )
+            "max_connections": None,
+            "max_keepalive_connections": min(_MAX_IDLE, idle),
+            "keepalive_expiry": 15.0,
+            "ssl_context": context,
+        }
+        kind = "" if self.blocking else "Async"
+        self._pool = getattr(self._httpcore, f"{kind}ConnectionPool")(**usual | options)
         descriptors.register(self)
-        return connect_through(getattr(self.httpx, transport)(verify=context), self._pool)
+        transport = getattr(self._httpx, f"{kind}HTTPTransport")
+        return connect_through(transport(verify=context), self._pool)
 
     def close_idle(self) -> bool:
         """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
         idle = [one for one in self._pool.connections if one.is_idle()]
         self._close(idle[: (len(idle) + 1) // 2])
         return bool(idle)
-
-    def _close(self, idle: list[Any]) -> None:
-        raise NotImplementedError
 
     def _asked(self, request: Any) -> tuple[str, str | None, Any]:
         """Return what to begin: the URL of a request, its User-Agent, and itself."""
@@ -220,12 +171,12 @@ class _Library(Generic[_Asked]):
         try:
             yield
         except AddressRefused as error:
-            hop.failed(by_network=False)
+            hop.end(by_network=False)
             raise self._hops.refused(url, sent, request) from error
         except BaseException as error:
-            network = isinstance(error, self.httpx.RequestError | OSError)
-            dialled = isinstance(error, self.httpx.ConnectError | self.httpx.ConnectTimeout)
-            hop.failed(
+            network = isinstance(error, self._httpx.RequestError | OSError)
+            dialled = isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout)
+            hop.end(
                 by_network=network and not isinstance(error, Denied),
                 unconnected=error if dialled else None,
             )
@@ -237,15 +188,14 @@ class _Library(Generic[_Asked]):
             body.came(len(response.content))
             body.free()
         else:
-            response.stream = self.leased(response.stream, body)
+            response.stream = self._body_kind(response.stream, body)
         return response
 
 
 class AsyncHopTransport(_Library[Gate]):
     """Mixin for an asynchronous transport."""
 
-    _backend = _Backend
-    _library_names = "AsyncByteStream", "AsyncHTTPTransport", "AsyncConnectionPool"
+    blocking = False
     _loop: asyncio.AbstractEventLoop | None = None
     """The loop of the connections."""
 
@@ -282,8 +232,7 @@ class AsyncHopTransport(_Library[Gate]):
 class HopTransport(_Library[SyncGatekeeper]):
     """Mixin for a synchronous transport."""
 
-    _backend = _SyncBackend
-    _library_names = "SyncByteStream", "HTTPTransport", "ConnectionPool"
+    blocking = True
 
     def handle_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""

@@ -14,6 +14,7 @@ import pytest
 
 from gatekeeper import ConfigError, Denied, Gatekeeper, RemoteGatekeeper
 from gatekeeper.config import IdentityConfig
+from gatekeeper.sidecar.security import Tokens
 from gatekeeper.signing import new_key
 from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, settings
@@ -217,6 +218,22 @@ async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(internet: FakeInter
             await crawl.crawler.run(asked)
     assert sorted(crawl.skipped) == asked
     assert crawl.got == []
+    assert internet.requests == []
+
+
+async def test_a_crawl_whose_sidecar_refuses_its_token_comes_to_an_end(
+    internet: FakeInternet, sidecar_on: Any
+) -> None:
+    """The error of each lease is logged, since the token may be corrected; it does not end the
+    crawl."""
+    sidecar = await sidecar_on(internet, tokens=Tokens((b"t" * 40,)))
+    asked = [f"http://{host}.test/" for host in "ab"]
+    wrong = {"token": "wrong" * 8, "config": settings(), "patience": 0.2}
+    async with RemoteGatekeeper(sidecar.where, AGENT, **wrong) as gate:
+        crawl = await crawl_of(internet, gate, max_wait=3.0)
+        async with asyncio.timeout(60):
+            await crawl.crawler.run(asked)
+    assert sorted(crawl.skipped) == asked
     assert internet.requests == []
 
 
@@ -426,6 +443,19 @@ async def test_bytes_received_by_crawlee_count_for_the_budget(
         with pytest.raises(Denied, match="budget"):
             await client.send_request("http://a.test/")
         await client.cleanup()
+
+
+async def test_the_stream_of_an_empty_body_is_empty(
+    internet: FakeInternet, near: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("").page("/", "").page("/x", "text")
+    client = PoliteHttpClient(near, resolver=internet.resolver)
+    for path, body in (("/", b""), ("/x", b"text")):
+        async with client.stream(f"http://a.test{path}") as response:
+            assert b"".join([part async for part in response.read_stream()]) == body
+            with pytest.raises(RuntimeError):
+                await anext(response.read_stream())
+    await client.cleanup()
 
 
 async def test_each_hop_is_signed(internet: FakeInternet, tmp_path: Path) -> None:

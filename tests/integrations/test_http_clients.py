@@ -32,6 +32,7 @@ from gatekeeper import (
 from gatekeeper.config import IdentityConfig
 from gatekeeper.fetching.faults import MIN_FAILED_SITES
 from gatekeeper.integrations import hops
+from gatekeeper.session import Guard
 from gatekeeper.signing import PublicKey, new_key
 from gatekeeper.sync import SyncLease
 from tests.conformance.ways import AGENT, decided, settings
@@ -483,11 +484,11 @@ def test_an_attempt_to_connect_never_has_a_timeout_of_0(monkeypatch: pytest.Monk
     monkeypatch.setattr(hops.time, "monotonic", lambda: now[0])
     found = [("127.0.0.1", 1), ("127.0.0.2", 2), ("127.0.0.3", 3)]
     seconds = []
-    for _, _, each in hops.attempts(hops.GuardedNames(Config()), found, 6.0, 100.0):
+    for _, _, each in hops.attempts(Guard(Config()), found, 6.0, 100.0):
         seconds.append(each)
         now[0] += 5.0
     assert seconds == [2.0, 0.5, 0.001]
-    unlimited = hops.attempts(hops.GuardedNames(Config()), found, None, 100.0)
+    unlimited = hops.attempts(Guard(Config()), found, None, 100.0)
     assert [each for _, _, each in unlimited] == [20.0, 30.0, 60.0]
 
 

@@ -830,7 +830,7 @@ def test_the_parser_alone_caches_a_bounded_number_of_agents() -> None:
     parser = scrapy_parser(b"User-agent: *\nDisallow: /x\n")
     for number in range(1_000):
         assert not parser.allowed("https://animals.example/x", f"fox{number}/{number}")
-    assert len(parser._policies) <= 100
+    assert parser._policy.cache_info().currsize <= 100
 
 
 async def test_every_hop_is_signed(scrapy: Scrapy, tmp_path: Path) -> None:
