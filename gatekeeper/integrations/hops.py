@@ -282,7 +282,9 @@ def begin_sync(
     guard: GuardedNames | None,
 ) -> Hop:
     """`begin` for threads: in the loop of the gate, with a lease that this thread has open."""
-    held = adopt(url)  # not in the loop: a lease of another gate would make it wait for that one's
+    # Not in the loop: a lease of another gate would make it wait for that one's. And not one of
+    # asynchronous code, whose context `asyncio.to_thread` copies: that belongs to its own loop.
+    held = adopt(url, SyncLease)
     options: Any = {"guard": guard, "adopting": lambda _: held}
     hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
     lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)

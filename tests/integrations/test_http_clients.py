@@ -163,6 +163,20 @@ async def test_a_gate_never_waits_in_its_loop_for_the_lease_of_another_one(
     assert site.paths == ["/robots.txt", "/x"]
 
 
+async def test_another_thread_adopts_no_lease_of_asynchronous_code(internet: FakeInternet) -> None:
+    """`to_thread` copies the context; the lease would be reported and ended outside its loop."""
+    site = internet.site("a.test").robots("").page("/x", "mine")
+    with SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as blocking:
+        async with (
+            Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            gate.lease("http://a.test/x") as lease,
+        ):
+            with polite_requests(blocking) as session:
+                response = await asyncio.to_thread(session.get, "http://a.test/x")
+            assert (response.text, lease.reported, lease.ended) == ("mine", False, False)
+    assert site.paths == ["/robots.txt", "/robots.txt", "/x"]
+
+
 async def test_each_retry_of_urllib3_takes_a_lease(internet: FakeInternet) -> None:
     retries = pytest.importorskip("urllib3").Retry(3, status_forcelist=[500], backoff_factor=0)
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
