@@ -60,12 +60,11 @@ def inherited(task: asyncio.Task[object] | None) -> list[Any]:
     return [one for one in found if one and one.owner and one.owner is not task and not one.ended]
 
 
-def adopt(url: str, kind: type = object) -> HeldLease | None:
-    """Claim and return the open lease of this context for the URL, of a class `kind`. None if there
-    is none."""
+def adopt(url: str) -> HeldLease | None:
+    """Claim and return the open lease of this context for the URL. None if there is none."""
     for one in reversed(open_leases.get()):
         lease: HeldLease | None = one()
-        if lease is not None and isinstance(lease, kind) and lease.claim(url):
+        if lease is not None and lease.claim(url):
             return lease
     return None
 

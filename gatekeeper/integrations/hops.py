@@ -282,9 +282,10 @@ def begin_sync(
     guard: GuardedNames | None,
 ) -> Hop:
     """`begin` for threads: in the loop of the gate, with a lease that this thread has open."""
-    # Not in the loop: a lease of another gate would make it wait for that one's. And not one of
-    # asynchronous code, whose context `asyncio.to_thread` copies: that belongs to its own loop.
-    held = adopt(url, SyncLease)
+    held = adopt(url)  # not in the loop: a lease of another gate would make it wait for that one's
+    if held is not None and not isinstance(held, SyncLease):  # by the context of `to_thread`
+        text = f"{urls.mask(url)}: its lease is open in asynchronous code, to which it belongs"
+        raise LeaseTimeout(url, f"{text}: end it first, or send the request from there")
     options: Any = {"guard": guard, "adopting": lambda _: held}
     hop = gate.wait(lambda inner: begin(inner, url, sent, max_wait, **options), undo=_give_up)
     lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
