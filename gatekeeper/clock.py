@@ -167,7 +167,7 @@ def micros(seconds: float) -> int:
     >>> micros(1.0000001)
     1000001
     """
-    return min(NEVER, math.ceil(seconds * 1e6))
+    return math.ceil(min(NEVER, seconds * 1e6))
 
 
 def stamp(clock: Clock) -> Stamp:
@@ -502,7 +502,10 @@ def block_end(host: str, until: datetime | float) -> float:
     can only be meant as a duration: as a time in the past it would lift the block.
     """
     wall = until.timestamp() if isinstance(until, datetime) else until
-    known = isinstance(wall, int | float) and not math.isnan(wall)
+    # `math.isnan` raises an error for an integer that is no float.
+    known = isinstance(wall, int | float) and (
+        abs(wall) <= sys.float_info.max or abs(wall) == math.inf
+    )
     if not known or (isinstance(until, datetime) and until.utcoffset() is None):
         remedy = "give wall seconds, or a datetime with its time zone"
         raise ConfigError(f"block of {host}: until={until} is not a moment; {remedy}")

@@ -20,6 +20,7 @@ where a request has to be stopped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -236,6 +237,9 @@ def refuse_wrong_wait(priority: object, timeout: object = None) -> None:
     """
     if priority.__class__ is not int or timeout.__class__ not in _NUMBER:
         _refuse_wrong_type(priority=priority, timeout=timeout)
+        # An infinite priority is that of a robots.txt; NaN has no place in an order.
+        if isinstance(priority, float) and not math.isfinite(priority):
+            raise TypeError(f"priority must be a finite number such as 1, not {priority}")
 
 
 def _refuse_wrong_type(**given: object) -> None:

@@ -45,7 +45,7 @@ def parse_retry_after(value: str | float | None, now: float) -> float | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        return min(float(value), _MAX_DELTA) if value >= 0 else None
+        return float(min(value, _MAX_DELTA)) if value >= 0 else None
     value = value.strip(" \t")
     seconds = delta_seconds(value)
     if seconds is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import (
+    NEVER,
     Clock,
     Deadline,
     DueHeap,
@@ -18,6 +19,7 @@ from gatekeeper.clock import (
     SystemClock,
     VirtualClock,
     deadline,
+    micros,
     utc,
 )
 
@@ -39,6 +41,11 @@ def test_wall_seconds_read_as_aware_utc() -> None:
 )
 def test_wall_seconds_beyond_what_datetime_says_are_held(wall: float, year: int) -> None:
     assert utc(wall).year == year
+
+
+def test_a_block_without_an_end_has_a_time_in_a_fleet() -> None:
+    """`block(host, math.inf)` raised OverflowError there, and was told to no other member."""
+    assert micros(float("inf")) == micros(1e300) == NEVER
 
 
 def test_a_wall_jump_leaves_monotonic_time_alone(clock: VirtualClock) -> None:

@@ -23,6 +23,8 @@ NOON = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT
         (None, None),
         (-3.0, None),
         (float("nan"), None),
+        (float("inf"), float(2**31)),
+        (10**400, float(2**31)),  # no float is so large
         ("\u0661\u0662", None),  # digits, but not ASCII ones
         ("9" * 400, float(2**31)),
         ("Sun, 06 Nov 1994 08:50:37 GMT", 60.0),

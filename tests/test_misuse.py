@@ -247,6 +247,9 @@ async def test_asynchronous_use_of_a_blocking_gate_says_what_was_meant() -> None
         ({"timeout": "60"}, "timeout must be seconds such as 60.0, not the str '60'"),
         ({"timeout": True}, "timeout must be seconds such as 60.0, not the bool True"),
         ({"priority": "high"}, "priority must be a number such as 1, not the str 'high'"),
+        # As a robots.txt it went before every page, and counted for no budget.
+        ({"priority": float("inf")}, "priority must be a finite number such as 1, not inf"),
+        ({"priority": float("nan")}, "priority must be a finite number such as 1, not nan"),
     ],
 )
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
@@ -285,6 +288,8 @@ async def test_a_block_for_seconds_is_refused_with_the_way_to_give_a_time() -> N
         with pytest.raises(ConfigError, match=r"30 seconds from now give time\.time\(\) \+ 30"):
             await gate.block("a.test", 30)
         await gate.block("a.test", 0)
+        with pytest.raises(ConfigError, match="is not a moment"):
+            await gate.block("a.test", 10**400)
 
 
 @pytest.mark.parametrize("raw", [[], "gatekeeper.toml", None])

@@ -42,7 +42,7 @@ _NAME = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 as_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
-UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError)
+UNENCODABLE = (ValueError, TypeError, OverflowError)
 """What `as_json` raises for values that JSON can't hold: see `encode`."""
 
 

@@ -50,6 +50,9 @@ from gatekeeper.urls import Target, host_of, parse, printable
 
 DAMAGED = (OSError, EOFError, zlib.error)
 """What a file that can't be read, or a damaged compressed one, raises."""
+_MAX_WRONG = 10_000
+"""Lines of a segment that are no lines of a record; with more, the rest is not read: a small
+compressed file can have very many of them."""
 _MAX_SHOWN = 2_000
 """Characters of a difference that are shown."""
 
@@ -291,7 +294,7 @@ class ChainReader:
         yield ChainEntry(self.wall, self.number, None, self._file)
 
     def _segment(self, number: int, *, is_last: bool) -> Iterator[ChainEntry]:
-        path, sealed = self.files.segments[number], False
+        path, sealed, self._wrong = self.files.segments[number], False, 0
         first = None if self._jump else self.last + 1
         file, name = self._file, str(SegmentName(self.files.name, number))
         try:
@@ -324,7 +327,7 @@ class ChainReader:
             self._file = str(seal)
             self._read_kept_seal(seal, is_last=is_last)
             return
-        except DAMAGED as error:
+        except (*DAMAGED, BadLine) as error:
             self._differ(f"can't be read further: {why(error)}", self.last + 1)
             self._jump = True
         if not sealed and (not is_last or path.name.endswith(CLOSED)):
@@ -349,7 +352,9 @@ class ChainReader:
             line = read_line(octets)
         except BadLine as error:
             self._differ(f"no line of a record: {printable(str(error), 200)}", n)
-            self._prev, self.last = digest, n
+            self._prev, self.last, self._wrong = digest, n, self._wrong + 1
+            if self._wrong > _MAX_WRONG:
+                raise BadLine(f"more than {_MAX_WRONG:,} lines are no lines of a record") from None
             return None
         if not self._jump:
             if line.n != n:

@@ -332,14 +332,13 @@ class AuditRecord:
         if grant.place is None:
             self._writer.omit(self._writer.failing or "the grant was left out")
             return
-        clock, start, head, waits = self._clock, None, None, grant.retry_after
+        clock, start, head = self._clock, None, None
         wall, now = clock.wall(), clock.monotonic()
         if grant.sent:
             start = time_text(wall - now + grant.start_at)
         if grant.head_at is not None:
             head = time_text(wall - now + grant.head_at)
-        if isinstance(waits, str):
-            waits = http_fields.parse_retry_after(waits, wall)
+        waits = http_fields.parse_retry_after(grant.retry_after, wall)
         signals = grant.signals or {}
         if grant.status == 402:
             signals = {"payment": True, **signals}

@@ -71,15 +71,18 @@ async def begin_fleet(config: FleetConfig, *, force: bool = False) -> FirstStart
             stack.push_async_callback(store.close)
             await store.connect(starting=True)
             shards.append((store, name))
-        # Of a cluster, every server is looked at before the first one is written to.
-        found = [await _look(store, name, config.hold) for store, name in shards]
-        begun = force or not any(one.epoch or one.members or one.listening for one in found)
-        if begun:
+        while True:
+            # Of a cluster, every server is looked at before the first one is written to.
+            found = [await _look(store, name, config.hold) for store, name in shards]
+            begun = force or not any(one.epoch or one.members or one.listening for one in found)
+            if not begun:
+                break
             started = [
                 await _start(store, name, one.epoch, config.hold)
                 for (store, name), one in zip(shards, found, strict=True)
             ]
-            begun = all(started)
+            if all(started):  # else a member has come since, and begun an epoch itself
+                break
         began = [one.began for one in found if one.epoch]
         return FirstStart(
             shards[0][0].where,
@@ -105,7 +108,7 @@ async def _look(store: Store, namespace: str, hold: float) -> _Found:
 
 
 async def _start(store: Store, namespace: str, epoch: str, hold: float) -> int:
-    """Begin an epoch after that one. A member that came meanwhile has begun one itself."""
+    """Begin an epoch after that one. Return 0 if there is another one by now."""
     prefix = key_prefix(namespace)
     arguments = [epoch, secrets.token_hex(4), store.identity, str(micros(hold)), str(FORMAT)]
     keys = [prefix + name for name in EPOCH_KEYS]

@@ -438,6 +438,10 @@ class Hops:
         with self.converting(request):
             # Not in the loop: a lease of another gate would make it wait for that one's.
             held = adopt(url)
+            if held is not None and not isinstance(held, SyncLease):  # context of `to_thread`
+                text = f"{urls.mask(url)}: its lease is open in asynchronous code, to which it "
+                text += "belongs: end it first, or send the request from there"
+                raise LeaseTimeout(url, text)
             hop: Hop = gate.wait(
                 lambda inner: begin(
                     inner, url, sent, self._max_wait, adopting=lambda _: held, **options

@@ -48,6 +48,21 @@ async def test_a_request_is_written_with_what_allowed_it_and_what_became_of_it(
     assert read_record("block")[0]["by"] == "response"
 
 
+@pytest.mark.parametrize(
+    "report", [{"retry_after": 10**400}, {"size": 10**5000}, {"status": 10**5000}]
+)
+async def test_a_number_of_any_size_spoils_no_record(
+    folder: Path, read_record: Read, report: dict[str, Any]
+) -> None:
+    """The first was written, and is no line. The others could not be written, nor any line since:
+    Python writes no integer of so many digits."""
+    async with ScriptedGate(config=config_of(folder)) as gate:
+        gate.say(A, FILE)
+        async with gate.lease(f"{A}/page") as lease:
+            lease.report(**report)
+    assert len(read_record("outcome")) == 1
+
+
 async def test_each_way_to_a_lease_is_written_before_the_lease_is_there(
     folder: Path, read_record: Read
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gatekeeper.config import FleetConfig
 from gatekeeper.errors import ConfigError, LeaseTimeout, LedgerLost
 from gatekeeper.fleet import RedisLedger, ShardedLedger
 from gatekeeper.fleet.first_start import FirstStart, begin_fleet
+from gatekeeper.fleet.store import Store
 from gatekeeper.gate import Gatekeeper, robots_pacing
 from tests.conformance.ways import AGENT, settings
 from tests.fleet.conftest import FleetTime, Join
@@ -97,6 +99,24 @@ async def test_a_member_that_the_store_has_forgotten_is_found_by_its_listening(
         server.ask("FLUSHALL")
         found = await begin(server)
     assert (found.begun, found.since, found.members, found.alive) == (False, None, (), 1)
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_member_that_begins_an_epoch_meanwhile_is_found(
+    server: Server, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    """Nothing was written, without a reason or with that of an older epoch, even by force."""
+    script = Store.script
+
+    async def late(*given: Any) -> Any:
+        monkeypatch.setattr(Store, "script", script)
+        server.ask("HSET", "{gatekeeper}:epoch", "id", "theirs", "at", "1000000", "format", "1")
+        return await script(*given)
+
+    monkeypatch.setattr(Store, "script", late)
+    found = await begin(server, force=force)
+    assert (found.begun, found.since) == (force, datetime.fromtimestamp(1, UTC))
+    assert (server.ask("HGET", "{gatekeeper}:epoch", "id") == b"$6\r\ntheirs\r\n") is not force
 
 
 async def test_a_member_that_left_does_not_count(server: Server, time: FleetTime) -> None:

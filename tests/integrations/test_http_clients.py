@@ -164,6 +164,24 @@ async def test_a_gate_never_waits_in_its_loop_for_the_lease_of_another_one(
     assert site.paths == ["/robots.txt", "/x"]
 
 
+async def test_another_thread_adopts_no_lease_of_asynchronous_code(internet: FakeInternet) -> None:
+    """`to_thread` copies the context: the lease was reported and ended outside its loop. Another
+    lease of the same sidecar would wait for the end of this one."""
+    site = internet.site("a.test").robots("").page("/x", "mine")
+    with SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as blocking:
+        async with (
+            Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            gate.lease("http://a.test/x") as lease,
+        ):
+            with (
+                polite_requests(blocking) as session,
+                pytest.raises(LeaseTimeout, match="its lease is open in asynchronous code"),
+            ):
+                await asyncio.to_thread(session.get, "http://a.test/x")
+            assert (lease.reported, lease.ended) == (False, False)
+    assert site.paths == ["/robots.txt"]
+
+
 async def test_each_retry_of_urllib3_takes_a_lease(internet: FakeInternet) -> None:
     retries = pytest.importorskip("urllib3").Retry(3, status_forcelist=[500], backoff_factor=0)
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
