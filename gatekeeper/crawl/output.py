@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 import aiohttp
 from aiohttp.connector import Connection
 
+import gatekeeper.config  # noqa: F401 - the package's loggers have a null handler by it
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.crawl.manifest import Folder, WarcPlace, not_stored
