@@ -7,12 +7,12 @@ used.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
 import re
 import ssl
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -139,12 +139,17 @@ class SidecarConnection:
         """Close every connection. Idempotent."""
         await self._session.close()
 
+    def _refuse_if_closed(self) -> None:
+        if self._session.closed:
+            raise errors.GateClosed("the gate was closed meanwhile")
+        self.requests += 1
+
     async def request(
         self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
     ) -> SidecarResponse:
         """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
         seconds = self._timeout if timeout is None else timeout
-        self.requests += 1
+        self._refuse_if_closed()
         url = URL(self.base + path, encoded=True)
         options: dict[str, Any] = {} if body is None else {"data": body, "headers": _JSON}
         try:
@@ -167,7 +172,7 @@ class SidecarConnection:
         Raises the error of `problem` for a response of another status, and SidecarError if there is
         none or it breaks off.
         """
-        self.requests += 1
+        self._refuse_if_closed()
         where = URL(self.base + path, encoded=True)
         try:
             async with self._session.get(
@@ -356,7 +361,7 @@ def problem(answer: SidecarResponse, url: str = "") -> errors.GatekeeperError:
 _SENDERS = 8
 """The most messages that are sent at the same time."""
 _MAX_MESSAGES = 100_000
-"""The most messages that wait; beyond that one is dropped: its lease then counts as used."""
+"""The most messages that wait; beyond that the oldest is dropped: its lease counts as used."""
 _REPORT_SECONDS = 600.0
 """Seconds for which sending a report is retried: a restarted sidecar still accepts it."""
 _ATTEMPT_SECONDS = 10.0
@@ -364,26 +369,29 @@ _ATTEMPT_SECONDS = 10.0
 
 
 class Outbox(msgspec.Struct, eq=False):
-    """Sends messages in tasks of its own, a few at the same time, first come, first served."""
+    """A queue of messages and a few sender tasks, which end when the queue is empty."""
 
     _connection: SidecarConnection
+    _queue: deque[tuple[str, str, bytes | None, float]] = msgspec.field(default_factory=deque)
     _tasks: OwnedTasks = msgspec.field(default_factory=OwnedTasks)
-    _slots: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_SENDERS))
+    _senders: int = 0
     delivered: int = 0
     dropped: int = 0
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._queue) + self._senders
 
     def send(
         self, method: str, path: str, body: bytes | None, lasts: float = _REPORT_SECONDS
     ) -> None:
         """Send a message, without waiting. It is retried for `lasts` seconds."""
-        if len(self) >= _MAX_MESSAGES:
+        if len(self._queue) >= _MAX_MESSAGES:
+            self._queue.popleft()
             self.dropped += 1
-            return
-        give_up = self._connection.clock.monotonic() + lasts
-        self._tasks.start(self._deliver(method, path, body, give_up))
+        self._queue.append((method, path, body, self._connection.clock.monotonic() + lasts))
+        if self._senders < _SENDERS:
+            self._senders += 1
+            self._tasks.start(self._send_all())
 
     async def close(self, seconds: float) -> None:
         """Send the remaining messages, for at most that many seconds, then drop the rest."""
@@ -391,14 +399,22 @@ class Outbox(msgspec.Struct, eq=False):
         if left := len(self):
             self.dropped += left
             _log.warning("%d reports did not reach the sidecar before the client closed", left)
+        self._queue.clear()
         await self._tasks.close()
+
+    async def _send_all(self) -> None:
+        try:
+            while self._queue:
+                await self._deliver(*self._queue.popleft())
+        finally:
+            # There was no await since the queue was empty: the next message starts another task.
+            self._senders -= 1
 
     async def _deliver(self, method: str, path: str, body: bytes | None, give_up: float) -> None:
         try:
-            async with self._slots:
-                answer = await self._connection.send_until(
-                    give_up, method, path, body, timeout=_ATTEMPT_SECONDS
-                )
+            answer = await self._connection.send_until(
+                give_up, method, path, body, timeout=_ATTEMPT_SECONDS
+            )
         except SidecarUnreachable as error:
             self.dropped += 1
             _log.warning("%s %s was given up: %s", method, path, error)

@@ -192,6 +192,8 @@ class Body:
                 else:
                     self._file = self._folder.create(_PARTS, self._name)
                 self._file.write(self._memory.getbuffer())
+            self._memory.seek(0)
+            self._memory.truncate()
 
     @contextmanager
     def _storing(self) -> Iterator[None]:

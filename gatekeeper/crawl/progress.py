@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Self, TextIO
 
 import msgspec
@@ -479,7 +479,9 @@ def duration(seconds: float) -> str:
         return "an unknown time"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 # --- hosts with waiting URLs -----------------------------------------------------------------

@@ -151,8 +151,9 @@ class BodyInUse:
 
     def _end(self, call: Call) -> None:
         self.closed = True
-        while self._callbacks:
-            call(self._callbacks.pop(0))
+        callbacks, self._callbacks = self._callbacks, []  # another thread may end it, too
+        for callback in callbacks:
+            call(callback)
 
 
 @dataclass(slots=True, eq=False)

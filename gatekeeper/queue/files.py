@@ -59,7 +59,7 @@ class OverflowFile(msgspec.Struct, eq=False):
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = _opened(self._path or "", _SCRATCH)
+            self._connection = _opened(self._path or "", _SCRATCH, timeout=5.0)
         return self._connection
 
     @contextlib.contextmanager
@@ -146,7 +146,7 @@ class KeptEntries:
             "`keep`",
         )
         with self._translated_errors():
-            self._file = _opened(path, _KEPT)
+            self._file = _opened(path, _KEPT, timeout=0.0)
 
     def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
@@ -228,8 +228,8 @@ _KEPT = """
 """
 
 
-def _opened(path: str | Path, script: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+def _opened(path: str | Path, script: str, timeout: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=timeout)
     try:
         connection.executescript(script)
     except BaseException:

@@ -34,7 +34,7 @@ _log = logging.getLogger("gatekeeper.queue")
 _LOOKS_PER_ITERATION = 64
 """Origins that `join` examines before it yields to the event loop."""
 IN_MEMORY = 32
-"""URLs of one origin that stay in memory; further ones wait in a file."""
+"""URLs of one origin that stay in memory, for a time twice as many; others wait in a file."""
 
 
 class Backlog(msgspec.Struct, eq=False):

@@ -45,6 +45,8 @@ from gatekeeper.sitemaps import SitemapOptions, Sitemaps
 _MAX_REFUSED_IN_ROW = 64
 """URLs refused in a row after which a `get` yields to the event loop."""
 _CLOSED = "the queue is closed"
+_OF_THIS_PROCESS = ("peek", "check", "acquire_nowait", "when_due")
+"""What a gate of this process has besides."""
 
 _Listener = Callable[[Decision], object]
 
@@ -66,6 +68,9 @@ class Turn(msgspec.Struct, eq=False, weakref=True):
     _entry: Entry
     lease: Any
     _over: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Turn of {self.lease!r}>"  # without the payload
 
     async def __aenter__(self) -> Any:
         # Here, not in `get`: a task that only passes them on must not collect their leases.
@@ -143,12 +148,13 @@ class PoliteQueue:
     ) -> None:
         self._gate: Any = gate
         gate = QueueGatekeeper(gate) if isinstance(gate, Gatekeeper) else gate
-        if not hasattr(gate, "clock"):
+        distant = not getattr(gate, "at_a_glance", True)
+        wanted = ("clock", "acquire", *(() if distant else _OF_THIS_PROCESS))
+        if missing := [name for name in wanted if not hasattr(gate, name)]:
             raise TypeError(
                 f"a PoliteQueue needs a Gatekeeper or a RemoteGatekeeper: {type(gate).__name__} "
-                "has no clock"
+                f"has no {', '.join(missing)}"
             )
-        distant = not getattr(gate, "at_a_glance", True)
         self._local = None if distant else cast("QueueGatekeeper", gate)
         """The gate, if it is in this process and can answer without a round trip."""
         self._distant_check = getattr(gate, "check", None) if distant else None
@@ -167,9 +173,8 @@ class PoliteQueue:
         self._waits = QueueWaits(
             gate, self._local, gate.clock, self._queues, on_deferred, self._gate_closed
         )
-        self._callbacks = DenialCallbacks(
-            on_denied or (lambda _: None), self._done, self._getters.wake
-        )
+        denied = (lambda _: None) if on_denied is None else on_denied
+        self._callbacks = DenialCallbacks(denied, self._done, self._getters.wake)
         self._closed = False
         self._size = 0
         self._unfinished = 0

@@ -590,18 +590,18 @@ def index_keys(patterns: Sequence[str]) -> list[str]:
 
     It is the longest piece, or if many patterns share that one, the piece that the fewest share.
     """
-    split_patterns = [pattern.split("*") for pattern in patterns]
-    keys = [max(pieces, key=len) for pieces in split_patterns]
+    # Patterns are split again where that is needed: keeping the pieces of all takes longer.
+    keys = [max(pattern.split("*"), key=len) for pattern in patterns]
     counts = _counted([keys])
     if max(counts.values(), default=0) > MAX_SHARED:
-        piece_counts = _counted(split_patterns)
+        piece_counts = _counted(pattern.split("*") for pattern in patterns)
         # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
         # the last resort.
         rank = {piece: (count << 20) - len(piece) for piece, count in piece_counts.items()}
         rank |= dict.fromkeys(("", "$"), len(patterns) << 30)
         keys = [
-            min(pieces, key=rank.__getitem__) if counts[key] > MAX_SHARED else key
-            for pieces, key in zip(split_patterns, keys, strict=True)
+            min(pattern.split("*"), key=rank.__getitem__) if counts[key] > MAX_SHARED else key
+            for pattern, key in zip(patterns, keys, strict=True)
         ]
     return [key.removesuffix("$") for key in keys]
 

@@ -512,7 +512,7 @@ class LeaseJournal:
         if lease_id not in self._open:
             return
         self._append(f"- {lease_id}\n")
-        del self._open[lease_id]
+        self._open.pop(lease_id, None)  # the file may have been written anew without it
 
     @property
     def writable(self) -> bool:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from math import nan
 from operator import attrgetter
 from typing import Any
 
-import prometheus_client
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from gatekeeper.gate import GateStats
 
@@ -116,17 +121,24 @@ class Histogram:
     """A histogram of durations, with fixed buckets."""
 
     def __init__(self, name: str, text: str) -> None:
-        self._inner = prometheus_client.Histogram(name, text, buckets=_BUCKETS, registry=None)
+        self._name = name
+        self._text = text
+        self._counts = [0] * (len(_BUCKETS) + 1)
+        self._sum = 0.0
+        self._exemplars: dict[int, Exemplar] = {}
+        """The latest one of each bucket."""
 
     def observe(self, seconds: float, trace_id: str = "") -> None:
         """Count one duration. `trace_id`: the trace in which it was measured, if there is one."""
-        self._inner.observe(seconds, {"trace_id": trace_id} if trace_id else None)
+        bucket = bisect_left(_BUCKETS, seconds)
+        self._counts[bucket] += 1
+        self._sum += seconds
+        if trace_id:
+            self._exemplars[bucket] = Exemplar({"trace_id": trace_id}, seconds, time.time())
 
     def counts(self) -> list[int]:
         """Return the number of observations in each bucket so far."""
-        samples = self.family().samples
-        totals = [int(one.value) for one in samples if one.name.endswith("_bucket")]
-        return [total - below for below, total in pairwise([0, *totals])]
+        return list(self._counts)
 
     @staticmethod
     def quantile(counts: Sequence[int], share: float) -> float:
@@ -147,13 +159,16 @@ class Histogram:
         return lower
 
     def family(self, *, exemplars: bool = False) -> Metric:
-        """Return the histogram for Prometheus, with the latest exemplar of each bucket if asked."""
-        (family,) = self._inner.collect()
-        family.samples = [
-            one if exemplars else one._replace(exemplar=None)
-            for one in family.samples
-            if not one.name.endswith("_created")
-        ]
+        """Return the histogram for Prometheus, with cumulative buckets."""
+        total = 0
+        buckets: list[Any] = []
+        bounds = (*map(str, _BUCKETS), "+Inf")
+        for bucket, (bound, count) in enumerate(zip(bounds, self._counts, strict=True)):
+            total += count
+            exemplar = self._exemplars.get(bucket) if exemplars else None
+            buckets.append((bound, float(total), exemplar))
+        family = HistogramMetricFamily(self._name, self._text)
+        family.add_metric([], buckets, self._sum)
         return family
 
 

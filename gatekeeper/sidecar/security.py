@@ -455,12 +455,17 @@ class Certificates:
 
     def _load_pair(self, context: ssl.SSLContext, cert: str, key: str) -> None:
         """Load certificate and key into a context. Raises ConfigError that names the wrong file."""
+        asked: list[bool] = []
+
+        def passphrase() -> str:
+            asked.append(True)  # nobody is asked: a service has no terminal
+            return ""
+
         try:
-            # Nobody is asked for a passphrase: a service has no terminal.
-            context.load_cert_chain(cert, key, lambda: "")
+            context.load_cert_chain(cert, key, passphrase)
         except OSError as error:  # ssl.SSLError is one
             problem = f"tls_cert, tls_key {cert}, {key} {_damage(error)}"
-            if "ENCRYPTED" in self._files["tls_key"]:
+            if asked:
                 problem = f"tls_key {key} is encrypted; give a key without a passphrase"
             elif getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
                 problem = f"tls_key {key} is not the key of the certificate in tls_cert {cert}; "

@@ -72,7 +72,7 @@ class _WorkerConnection(asyncio.Protocol):
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
-        self._timer = SingleTimer(_CLOCK, self.pass_on)
+        self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,7 +91,7 @@ class _WorkerConnection(asyncio.Protocol):
         """Remove the connection from the worker."""
         self._worker.clients.discard(self)
         self._waiting = False
-        self._timer.cancel()
+        self._stop_timer()
 
     def pause_writing(self) -> None:
         """Read no further requests from a client that does not read its answers."""
@@ -135,8 +135,7 @@ class _WorkerConnection(asyncio.Protocol):
         if answer is not None:
             self.transport.write(answer)
             self._unanswered, self._answered = b"", True
-            if self._timer.when < inf:  # seldom, and each question asks
-                self._timer.cancel()
+            self._stop_timer()
         elif worker.missing_origin is None or request.method != "GET":
             self.pass_on()  # a batch may lack the records of many origins
         else:
@@ -145,7 +144,8 @@ class _WorkerConnection(asyncio.Protocol):
             self._wait()
 
     def _wait(self) -> None:
-        self._timer.set_no_later(_CLOCK.monotonic() + _WAIT_SECONDS)
+        if self._timer is None:
+            self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
 
     def retry(self) -> None:
         """Try again, now that the owner has sent the record."""
@@ -164,18 +164,23 @@ class _WorkerConnection(asyncio.Protocol):
         transport = self.transport
         if transport.is_closing():
             return
-        self._timer.cancel()
+        self._stop_timer()
         self._waiting = False
         if not self._passing_on:
             self._passing_on = True
             transport.pause_reading()
         if transport.get_write_buffer_size():
-            self._timer.set(_CLOCK.monotonic() + _POLL_SECONDS)
+            self._timer = self._worker.loop.call_later(_POLL_SECONDS, self.pass_on)
             return
         fd = transport.get_extra_info("socket").fileno()
         self._worker.channel.send(HandOver(self._unanswered), fd)
         self._worker.clients.discard(self)
         transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _WorkerProcess:

@@ -153,10 +153,11 @@ async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
 
 def write_output(path: str | None, text: str) -> None:
     """Write a text, in UTF-8, to a file or to standard output."""
+    body = text.encode(errors="backslashreplace")
     if path is not None:
-        replace_file(Path(path), text.encode())
+        replace_file(Path(path), body)
     else:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(body)
 
 
 def replace_file(path: Path, body: bytes) -> None:

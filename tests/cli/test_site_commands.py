@@ -28,6 +28,7 @@ from gatekeeper.sites.composition import (
     Ruling,
 )
 from gatekeeper.sites.lint import CODES
+from gatekeeper.sites.texts import write_output
 from tests.internet import FakeInternet, Page
 from tests.processes import PYTHON
 from tests.test_imports import HEAVY, brought_in
@@ -282,6 +283,15 @@ def test_compose_prints_utf_8_whatever_the_encoding_of_the_terminal(
     command = [PYTHON, "-m", "gatekeeper", "compose", one]
     printed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
     assert b"Disallow: /caf\xc3\xa9\n" in printed
+
+
+def test_a_page_with_octets_that_are_no_text_is_written(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    write_output(str(tmp_path / "page"), "b\udcff")
+    write_output(None, "b\udcff")
+    assert (tmp_path / "page").read_bytes() == rb"b\udcff"
+    assert capfdbinary.readouterr().out == rb"b\udcff"
 
 
 def test_an_output_file_that_cannot_be_written_is_named_as_given(

@@ -73,6 +73,10 @@ async def test_an_answer_may_have_a_long_head(internet: FakeInternet) -> None:
     finally:
         await connection.close()
     assert (answer.status, answer.body) == (200, b"ok")
+    with pytest.raises(GateClosed):  # as a call that waited to ask again finds it
+        await connection.request("GET", "/healthz")
+    with pytest.raises(GateClosed):
+        await anext(connection.lines("/healthz", "http://a.test/"))
 
 
 async def test_an_unreachable_sidecar_defers_every_question(world: World) -> None:

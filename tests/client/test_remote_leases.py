@@ -319,6 +319,14 @@ def test_a_queue_over_something_that_is_no_gate_is_refused() -> None:
         PoliteQueue("http://127.0.0.1:1")  # type: ignore[arg-type]
 
 
+def test_a_queue_over_half_a_gate_is_told_what_is_missing() -> None:
+    class Half:
+        clock = peek = None
+
+    with pytest.raises(TypeError, match="Half has no acquire, check, acquire_nowait, when_due"):
+        PoliteQueue(Half())  # type: ignore[arg-type]
+
+
 async def test_a_join_ends_though_nobody_gets_the_denied_urls(world: World) -> None:
     world.internet.site("no.test").robots("User-agent: *\nDisallow: /")
     world.internet.site("yes.test").robots("User-agent: *\nDisallow: /no")

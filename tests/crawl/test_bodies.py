@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import os
 import shutil
+import tracemalloc
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import IO
@@ -25,9 +27,9 @@ from gatekeeper.errors import InvalidURL, StorageError
 URL = "https://a.test/page"
 
 
-def content(*pieces: bytes) -> StreamReader:
+def content(*pieces: bytes, limit: int = 2**16) -> StreamReader:
     loop = asyncio.get_running_loop()
-    stream = StreamReader(BaseProtocol(loop), limit=2**16, loop=loop)
+    stream = StreamReader(BaseProtocol(loop), limit=limit, loop=loop)
     for piece in pieces:
         stream.feed_data(piece)
     stream.feed_eof()
@@ -101,6 +103,17 @@ async def test_a_body_that_was_not_kept_leaves_no_file(pages: Folder, tmp_path: 
     with Body(URL, pages, limit=100, spool=False) as body:
         await body.receive(content(b"half of it"))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+async def test_a_large_body_leaves_memory_for_its_file(tmp_path: Path) -> None:
+    folder, piece, number = Folder(tmp_path), b"x" * (128 * 1024), 20
+    with ExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for one in range(number):
+            body = stack.enter_context(Body(f"{URL}/{one}", folder, limit=2**20, spool=False))
+            await body.receive(content(piece, piece, piece, limit=2**20))
+        assert tracemalloc.get_traced_memory()[0] < number * 120 * 1024
 
 
 async def test_reading_of_a_body_stops_at_the_limit(pages: Folder, tmp_path: Path) -> None:

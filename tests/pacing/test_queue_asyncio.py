@@ -126,6 +126,30 @@ async def test_get_nowait_calls_on_denied_for_denied_urls(
         assert told == [page("a", number) for number in range(3)]
 
 
+async def test_on_denied_may_be_an_object_that_is_false(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
+    class Told(list[Decision]):
+        __call__ = list.append
+
+    told = Told()
+    async with PoliteQueue(gate, on_denied=told) as queue:
+        gate.said = {page("a", 0): DENY}
+        await queue.put(page("a", 0))
+        await queue.put(page("a", 1))
+        await soon(queue, clock)
+    assert [one.url for one in told] == [page("a", 0)]
+
+
+async def test_what_is_logged_of_a_turn_shows_no_payload(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
+    async with PoliteQueue(gate) as queue:
+        await queue.put(page("a", 0), data={"password": "hunter2"})
+        turn = await soon(queue, clock)
+    assert "hunter2" not in repr(turn)
+
+
 async def test_get_nowait_and_put_nowait_of_a_closed_queue_raise_gate_closed(
     queue: PoliteQueue,
 ) -> None:

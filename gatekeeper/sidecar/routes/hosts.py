@@ -181,7 +181,9 @@ async def block(service: Service, host: str, wanted: BlockBody) -> None:
     """Block the host, or lift its block. Raises Problem 400."""
     if (wanted.seconds is None) == (wanted.until is None):
         raise Problem(400, "bad-request", "body: one of `seconds` and `until` is needed")
-    until = wanted.until or service.clock.wall() + (wanted.seconds or 0.0)
+    until = service.clock.wall() + (wanted.seconds or 0.0)
+    if wanted.until is not None:
+        until = wanted.until.timestamp()
     await service.gate.block(host, until, wanted.reason)
 
 
