@@ -160,6 +160,22 @@ def test_a_shortened_journal_keeps_expired_leases(
     assert set(left_by(path, clock)) == {"a"}
 
 
+def test_a_late_end_may_be_what_shortens_the_journal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is forgotten as the file is written anew, before its end is written."""
+    monkeypatch.setattr(held_leases, "MAX_BYTES", 1)
+    clock = VirtualClock()
+    journal = LeaseJournal(path, clock=clock)
+    for name in ("a", "b"):
+        journal.granted(starting_now(name, 60.0, clock))
+    clock.advance(121.0)
+    journal.ended("b")
+    journal.close()
+
+    assert left_by(path, clock) == {}
+
+
 def test_a_journal_whose_descriptor_was_closed_is_opened_again(path: Path) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     journal.granted(OpenLease("a", 5.0, URL))
