@@ -167,7 +167,7 @@ def test_a_late_end_may_be_what_shortens_the_journal(
     monkeypatch.setattr(held_leases, "MAX_BYTES", 1)
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         journal.granted(starting_now(name, 60.0, clock))
     clock.advance(121.0)
     journal.ended("b")
