@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import msgspec
@@ -82,8 +82,6 @@ class RemoteLease(LeaseBase, eq=False):
     """
 
     _held: HeldRemoteLeases
-    counts_bytes: ClassVar[bool] = True
-    """Only the sidecar knows whether the host has a budget."""
     _granted_at: float
     lasts_until: float
     """The monotonic time until which it is renewed."""
@@ -96,6 +94,11 @@ class RemoteLease(LeaseBase, eq=False):
     _report: LeaseReport | None = None
     _held_by: Callable[[], ConnectionInUse | None] | None = None
     _ended: bool = False
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Always True: only the sidecar knows whether the host has a budget."""
+        return True
 
     @property
     def expires_at(self) -> datetime:

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout, needs_extra
 from gatekeeper.integrations.hops import HopErrors
-from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport
+from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport, Library
 
 with needs_extra("httpx", __name__):
     import httpcore
@@ -50,7 +52,7 @@ class PoliteTransport(AsyncHopTransport, httpx.AsyncBaseTransport):
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
-    library = httpx, httpcore, _ERRORS
+    library: ClassVar[Library] = httpx, httpcore, _ERRORS
 
 
 class SyncPoliteTransport(HopTransport, httpx.BaseTransport):
@@ -61,4 +63,4 @@ class SyncPoliteTransport(HopTransport, httpx.BaseTransport):
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
 
-    library = httpx, httpcore, _ERRORS
+    library: ClassVar[Library] = httpx, httpcore, _ERRORS

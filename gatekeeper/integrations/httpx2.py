@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout, needs_extra
 from gatekeeper.integrations.hops import HopErrors
-from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport
+from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport, Library
 
 with needs_extra("httpx2", __name__):
     import httpcore2
@@ -35,7 +37,7 @@ class PoliteTransport2(AsyncHopTransport, httpx2.AsyncBaseTransport):
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
-    library = httpx2, httpcore2, _ERRORS
+    library: ClassVar[Library] = httpx2, httpcore2, _ERRORS
 
 
 class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
@@ -46,7 +48,7 @@ class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
 
-    library = httpx2, httpcore2, _ERRORS
+    library: ClassVar[Library] = httpx2, httpcore2, _ERRORS
 
 
 PoliteTransport = PoliteTransport2

@@ -44,7 +44,8 @@ class RefusedLease:
     def enter(self) -> None:
         """Do nothing, since nothing is held."""
 
-    leave = give_back = enter
+    leave = enter
+    give_back = enter
 
 
 SIDECAR = ""

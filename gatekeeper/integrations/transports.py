@@ -88,11 +88,15 @@ GUARDED_OPTIONS: Final = frozenset(
 any other (`proxy`, `uds`, `network_backend`, and those of later versions) it may not."""
 
 
+Library = tuple[Any, Any, HopErrors]
+"""The modules of httpx and of httpcore, and the error classes."""
+
+
 class _Library(Generic[_Asked]):
     """Base of both transports."""
 
-    library: ClassVar[tuple[Any, Any, HopErrors]]
-    """The modules of httpx and of httpcore, and the error classes. Set by the transports."""
+    library: ClassVar[Library]
+    """Set by the transports."""
     blocking: ClassVar[bool]
 
     _close: Callable[[list[Any]], object]

@@ -193,7 +193,8 @@ class Service:
         self.sources: Mapping[str, str] = self._read_sources()
         """Where each setting in force came from, by its dotted name. Defaults are absent."""
         self.trusted_peers = trusted
-        self.forward_auth_hosts = frozenset(map(str.lower, config.server.forward_auth_hosts))
+        hosts_in_front = frozenset(map(str.lower, config.server.forward_auth_hosts))
+        self.forward_auth_hosts: frozenset[str] = hosts_in_front
         self.admission: Admission = Admission(config.server, tokens=tokens, hosts=hosts)
         self._diagnostics_admission = Admission(config.server, tokens=tokens, hosts=probed)
         self.clients.adjust(config.server)

@@ -12,7 +12,7 @@ import gc
 import random
 import time
 from collections import Counter, deque
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -30,8 +30,8 @@ TOLERANCE = 1e-6
 """Seconds allowed for rounding errors in sums of floats."""
 
 
-Experience: TypeAlias = "Account | _Site"
-"""What one scope sees of its visitor; a simulated host is its own account."""
+Experience: TypeAlias = Any
+"""What one scope sees of its visitor: an `Account`, or a simulated host, which is its own."""
 
 
 class Account(msgspec.Struct, eq=False):
