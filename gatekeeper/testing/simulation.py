@@ -67,9 +67,12 @@ class Judge(msgspec.Struct, eq=False):
             self.violations["early"] += 1
         if now < account.blocked_until - TOLERANCE:
             self.violations["blocked"] += 1
+        account.basis = now
+        if not account.in_flight:  # as for most hosts: the judge is a part of what is measured
+            account.in_flight = account.unheaded = 1
+            return
         if account.unheaded and account.interval > 0:
             self.violations["before_head"] += 1
-        account.basis = now
         account.in_flight += 1
         account.unheaded += 1
         if account.in_flight > account.limit:
@@ -85,7 +88,9 @@ class Judge(msgspec.Struct, eq=False):
         """Note that a request ended. `headed`: `head` was called for it before."""
         account.in_flight -= 1
         if not headed:
-            self.head(account, now)
+            account.unheaded -= 1
+            if now > account.basis:  # noqa: PLR1730 - no call here
+                account.basis = now
 
     def withdrawn(self, account: Experience) -> None:
         """Note that a request was never sent: the slot is free, the clock stays."""
