@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -165,6 +166,14 @@ class QueueGatekeeper:
         self.held: Final = parts.scheduler.held
         self.when_due: Final = parts.scheduler.when_due
         self._opened = parts.opened
+        self._take_now = parts.scheduler.acquire_nowait
+
+    def is_due(self, host: str) -> bool:
+        """Return True if `when_due` would call back immediately, as far as local data can tell."""
+        # `admit` is called only if a lease could be granted; that it returns None refuses it.
+        offered: list[None] = []
+        self._take_now("", host, None, admit=partial(offered.append, None))
+        return bool(offered)
 
     def acquire_nowait(self, url: str) -> Lease | None:
         """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""

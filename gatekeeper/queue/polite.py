@@ -170,8 +170,9 @@ class PoliteQueue:
         self._putters = WaitingTasks(self.full)
         self._joiners = Joiners(self._putters, self._getters.wake)
         self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners)
+        is_due = getattr(gate, "is_due", None)
         self._waits = QueueWaits(
-            gate, self._local, gate.clock, self._queues, on_deferred, self._gate_closed
+            gate, self._local, is_due, gate.clock, self._queues, on_deferred, self._gate_closed
         )
         denied = (lambda _: None) if on_denied is None else on_denied
         self._callbacks = DenialCallbacks(denied, self._done, self._getters.wake)

@@ -59,6 +59,8 @@ class QueueWaits(msgspec.Struct, eq=False):
     _gate: GrantingGate
     _local: QueueGatekeeper | None
     """The gate, if it is of this process."""
+    _is_due: Callable[[str], bool] | None
+    """Whether a host is due; None if the gate can't say."""
     _clock: Clock
     _queues: OriginQueues
     _on_deferred: Callable[[Decision], object] | None
@@ -99,6 +101,8 @@ class QueueWaits(msgspec.Struct, eq=False):
                 self.back_off(queued)  # The next `get` raises it.
             else:
                 self._wait_for_lease(queued, entry)
+        elif self._is_due is not None and self._is_due(queued.host):
+            self._queues.ready(queued, announced=True)  # cheaper than an immediate callback
         else:
             self.watch(queued)
 
