@@ -118,7 +118,11 @@ _BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 
 
 class Histogram:
-    """A histogram of durations, with fixed buckets."""
+    """A histogram of durations, with fixed buckets.
+
+    That of prometheus_client writes to files where PROMETHEUS_MULTIPROC_DIR is set, and takes five
+    times as long.
+    """
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name

@@ -72,6 +72,7 @@ class _WorkerConnection(asyncio.Protocol):
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
+        # Not a SingleTimer: with a method of its own, each connection would be a cycle.
         self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
 

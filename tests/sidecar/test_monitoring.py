@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +131,11 @@ async def test_prometheus_takes_the_alerts(arguments: tuple[str, str]) -> None:
     )
     out, _ = await process.communicate()
     assert process.returncode == 0, out.decode()
+
+
+def test_the_histograms_write_no_files(tmp_path: Path) -> None:
+    """The variable may be inherited from a program beside the sidecar."""
+    code = "from gatekeeper.sidecar.metrics import Histogram; Histogram('a', 'b').observe(1.0)"
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
