@@ -52,7 +52,7 @@ class PoliteTransport(AsyncHopTransport, httpx.AsyncBaseTransport):
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
-    library: ClassVar[Library] = httpx, httpcore, _ERRORS
+    _library: ClassVar[Library] = httpx, httpcore, _ERRORS
 
 
 class SyncPoliteTransport(HopTransport, httpx.BaseTransport):
@@ -63,4 +63,4 @@ class SyncPoliteTransport(HopTransport, httpx.BaseTransport):
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
 
-    library: ClassVar[Library] = httpx, httpcore, _ERRORS
+    _library: ClassVar[Library] = httpx, httpcore, _ERRORS

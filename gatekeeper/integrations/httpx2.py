@@ -37,7 +37,7 @@ class PoliteTransport2(AsyncHopTransport, httpx2.AsyncBaseTransport):
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
-    library: ClassVar[Library] = httpx2, httpcore2, _ERRORS
+    _library: ClassVar[Library] = httpx2, httpcore2, _ERRORS
 
 
 class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
@@ -48,7 +48,7 @@ class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
 
-    library: ClassVar[Library] = httpx2, httpcore2, _ERRORS
+    _library: ClassVar[Library] = httpx2, httpcore2, _ERRORS
 
 
 PoliteTransport = PoliteTransport2

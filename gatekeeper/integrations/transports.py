@@ -95,7 +95,7 @@ Library = tuple[Any, Any, HopErrors]
 class _Library(Generic[_Asked]):
     """Base of both transports."""
 
-    library: ClassVar[Library]
+    _library: ClassVar[Library]
     """Set by the transports."""
     blocking: ClassVar[bool]
 
@@ -115,7 +115,7 @@ class _Library(Generic[_Asked]):
         max_wait: float | None = None,
         **options: Any,
     ) -> None:
-        self._httpx, self._httpcore, errors = self.library
+        self._httpx, self._httpcore, errors = self._library
         base = self._httpx.AsyncByteStream, self._httpx.SyncByteStream
         self._body_kind = type("LeasedBody", (_LeasedBody, *base), {})
         self._hops = hops = Hops(
