@@ -218,7 +218,7 @@ def test_every_part_that_is_changed_is_noticed(key_file: Path) -> None:
         ('nonce="', 'nonce="A'),
         (';tag="web-bot-auth"', ""),
         ('tag="web-bot-auth"', 'tag="another"'),
-        (made.public.keyid, "x" + made.public.keyid[1:]),
+        (made.public.keyid, "." + made.public.keyid[1:]),
         ('alg="ed25519"', 'alg="rsa-pss-sha512"'),
     ):
         assert before in given
