@@ -60,6 +60,7 @@ _URL: Final = re.compile(r"\b\w+://\S+")
 _MAX_SOURCES: Final = 10_000
 _OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
 _GRANT, _OUTCOME = WRITTEN["grant"], WRITTEN["outcome"]
+_NO_DECISION: Final = (None, None, None, None)
 _POLITE: Final = ("robots", "fetch", "cache", "guard", "pacing", "group")
 """The sections whose settings are in the `start` line."""
 
@@ -83,11 +84,8 @@ class AuditRecord:
         self._texts = TextStore(self._folder)
         self._finding = asyncio.Lock()
         self._refuses = audit.on_failure == "refuse"
-        self._url: Callable[[str], str] = {
-            "full": _whole,
-            "path": _without_query,
-            "digest": self._digest,
-        }[audit.urls]
+        urls = {"full": _whole, "path": _without_query, "digest": self._digest}
+        self._url: Callable[[str], str] = urls[audit.urls]
         self._rules: dict[str, HostRule] = {}
         self._sources: dict[str, str] = {}
         """Where the new file of an origin comes from, if not from the network."""
@@ -238,51 +236,29 @@ class AuditRecord:
 
     def granted(self, grant: Grant, url: str, decision: Decision, record: Record | None) -> bool:
         """Write the line of a lease for a page. Return False if it may not be granted."""
-        # A grant and its outcome are the cost of the record: their lines are made in as few calls
-        # as is readable.
         text = None if record is None else self._witness(decision, record)
-        clock, rule, lease = self._clock, decision.rule, decision.id
-        line = _GRANT(
-            VERSION,
-            0,
-            "",
-            time_text(clock.wall()),
-            clock.monotonic(),
-            "grant",
-            lease,
-            self._url(url),
-            decision.user_agent,
-            False,
-            lease,
-            decision.reason,
-            None if rule is None else rule.line,
-            text,
-            _scopes(grant),
-        )
-        return self._granted(grant, line)
+        rule, lease = decision.rule, decision.id
+        by = lease, decision.reason, None if rule is None else rule.line, text
+        return self._granted(grant, lease, url, decision.user_agent, by)
 
     def robots_granted(self, grant: Grant, target: Target) -> bool:
         """Write the line of a lease for a robots.txt. Return False if it may not be granted."""
         self._robots_leases += 1
-        line = self._writer.line(
-            "grant",
-            lease=f"robots-{self._robots_leases:x}",
-            url=self._url(target.url),
-            agent=self._token,
-            robots=True,
-            decision=None,
-            reason=None,
-            line=None,
-            text=None,
-            scopes=_scopes(grant),
-        )
-        return self._granted(grant, line)
+        lease = f"robots-{self._robots_leases:x}"
+        return self._granted(grant, lease, target.url, self._token, None)
 
-    def _granted(self, grant: Any, line: Any) -> bool:
-        writer = self._writer
-        if writer.add_now(line):
+    def _granted(
+        self, grant: Any, lease: str, url: str, agent: str, by: tuple[Any, ...] | None
+    ) -> bool:
+        """`by`: the decision, its reason, line and text; None: a robots.txt needs none."""
+        # A grant and its outcome are the cost of the record: their lines are made in as few calls
+        # as is readable.
+        clock, writer = self._clock, self._writer
+        begin = VERSION, 0, "", time_text(clock.wall()), clock.monotonic(), "grant"
+        said = by is None, *(by or _NO_DECISION)
+        if writer.add_now(_GRANT(*begin, lease, self._url(url), agent, *said, _scopes(grant))):
             if grant.open:
-                grant.audit, grant.lease_id, grant.place = self, line.lease, writer.place
+                grant.audit, grant.lease_id, grant.place = self, lease, writer.place
         elif self._refuses:
             return False
         else:
@@ -324,11 +300,11 @@ class AuditRecord:
     def left_open(self, grant: Grant) -> None:
         """Write what is known of a lease that is still open as the gate closes."""
         if isinstance(grant, AuditedGrant) and grant.audit is not None:
-            grant.audit = None
             self.ended(grant)
 
     def ended(self, grant: AuditedGrant) -> None:
-        """Write what became of a lease; count it, if its grant was left out."""
+        """Write what became of a lease, once; count it, if its grant was left out."""
+        grant.audit = None
         if grant.place is None:
             self._writer.omit(self._writer.failing or "the grant was left out")
             return
@@ -343,24 +319,9 @@ class AuditRecord:
         if grant.status == 402:
             signals = {"payment": True, **signals}
         end = time_text(wall)
-        line = _OUTCOME(
-            VERSION,
-            0,
-            "",
-            end,
-            now,
-            "outcome",
-            grant.lease_id,
-            start,
-            head,
-            end,
-            grant.status,
-            waits,
-            grant.size,
-            self.signs and grant.sent and grant.is_ours(),
-            signals,
-        )
-        self._writer.add(line)
+        begin = VERSION, 0, "", end, now, "outcome", grant.lease_id, start, head, end
+        signed = self.signs and grant.sent and grant.is_ours()
+        self._writer.add(_OUTCOME(*begin, grant.status, waits, grant.size, signed, signals))
 
     def answered(self, lease: HeldLease, status: int, headers: Mapping[str, str]) -> None:
         """Note what the head of a response says about use, for the lease's outcome. `headers`: as
@@ -382,20 +343,17 @@ class AuditRecord:
 
     def refused(self, decision: Decision) -> None:
         """Write that a lease or a page was refused."""
-        self._decision("refused", decision)
-
-    def decided(self, decision: Decision) -> None:
-        """Write a decision of a question."""
-        self._decision("decision", decision)
+        self.decided(decision, "refused")
 
     def decided_elsewhere(self, decisions: Sequence[Decision], count: int) -> None:
         """Write the decisions of a worker process, and count those that it made beside them."""
         for decision in decisions:
-            self._decision("decision", decision)
+            self.decided(decision)
         if count:
             self._writer.omit("the worker process sent no more", count)
 
-    def _decision(self, kind: str, decision: Decision) -> None:
+    def decided(self, decision: Decision, kind: str = "decision") -> None:
+        """Write a decision of a question, or a refusal."""
         second = int(self._clock.monotonic())
         if second != self._second:
             self._second, self._in_second = second, 0
