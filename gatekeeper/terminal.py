@@ -86,15 +86,18 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     `stream` is stdout unless given. NO_COLOR (no-color.org) and TERM=dumb switch colours off,
     FORCE_COLOR switches them on.
     """
-    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if _coloured(stream or sys.stdout) else text
+    given, stream = os.environ.get, stream or sys.stdout
+    wanted = given("FORCE_COLOR") or (stream.isatty() and given("TERM") != "dumb")
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wanted and not given("NO_COLOR") else text
 
 
-def _coloured(stream: TextIO) -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+def counted(number: int, noun: str) -> str:
+    """Return how many there are, for people.
+
+    >>> counted(1, "error"), counted(2, "error")
+    ('1 error', '2 errors')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def log_to_stderr() -> None:
@@ -137,6 +140,15 @@ def warn_if_anonymous(settings: CallSettings) -> None:
             "the configuration",
             file=sys.stderr,
         )
+
+
+def agent_for(settings: CallSettings, sidecar: str | None) -> str | None:
+    """Return the User-Agent of a gate of our own, or what is set for asking a sidecar, which has an
+    identity of its own."""
+    if sidecar is not None:
+        return settings.config.user_agent
+    warn_if_anonymous(settings)
+    return settings.identity()
 
 
 def did_you_mean(unknown: str, names: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:

@@ -7,7 +7,7 @@ import argparse
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.robots import Difference, Ruling, diff
 from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
-from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 
@@ -53,8 +53,7 @@ def _print(old: str, new: str, difference: Difference) -> None:
             print(", ".join("everybody else" if agent == "*" else agent for agent in agents))
         rulings = _ruling("-", old, change.old), _ruling("+", new, change.new)
         print(f"  {change.url}", *rulings, sep="\n")
-    changed = len(difference.changes)
-    print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
+    print(f"{old} -> {new}: {counted(len(difference.changes), 'change')} of a verdict")
     if difference.complete:
         return
     print("there may be more: not every pair of lines could be compared")

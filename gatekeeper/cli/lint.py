@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gatekeeper import __version__
+from gatekeeper import __version__, terminal
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import GatekeeperError
@@ -19,7 +19,7 @@ from gatekeeper.robots import Finding, Severity
 from gatekeeper.sites.fixes import repaired
 from gatekeeper.sites.lint import CODES, coding_findings
 from gatekeeper.sites.texts import Text, is_url, parse_text, read_all, replace_file
-from gatekeeper.terminal import DENIED, NAME, OK, did_you_mean, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK
 
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     With --strict warnings count as errors do. With --diff: exit 1 if anything would change.
     """
-    log_to_stderr()
+    terminal.log_to_stderr()
     _check_call(args)
     ignored = _ignored_codes(args.ignore)
     settings = load(args)
@@ -68,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
         if format_ == "text":
             _print_text(report, text.robots.text.split("\n") if text.robots is not None else [])
         elif format_ == "json":
-            print(json_text(report))
+            print(terminal.json_text(report))
         elif format_ == "github":
             _print_github(report)
     if format_ == "sarif":
-        print(json_text(_sarif(reports)))
+        print(terminal.json_text(_sarif(reports)))
     failed = any(finding.severity in failing for report in reports for finding in report.findings)
     return DENIED if failed else OK
 
@@ -91,7 +91,7 @@ def _ignored_codes(given: Iterable[str]) -> frozenset[str]:
     codes = [code.strip() for each in given for code in each.split(",") if code.strip()]
     for code in codes:
         if code not in CODES:
-            hint = did_you_mean(code, CODES, otherwise="; docs/lint.md lists them all")
+            hint = terminal.did_you_mean(code, CODES, otherwise="; docs/lint.md lists them all")
             raise GatekeeperError(f"--ignore {code}: there is no such code{hint}")
     return frozenset(codes)
 
@@ -173,13 +173,13 @@ def _print_text(report: LintReport, lines: list[str]) -> None:
         return
     for finding in report.findings:
         place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
-        severity = paint(finding.severity, _COLOURS[finding.severity])
+        severity = terminal.paint(finding.severity, _COLOURS[finding.severity])
         print(f"{place}: {severity}: {finding.message} [{finding.code}]")
         if finding.column:
             print("\n".join(_marker_lines(finding, lines[finding.line - 1])))
     if report.findings:
-        counts = _count(len(report.findings), "finding"), _count(report.errors, "error")
-        print(f"{name}: {', '.join(counts)}")
+        errors = terminal.counted(report.errors, "error")
+        print(f"{name}: {terminal.counted(len(report.findings), 'finding')}, {errors}")
     else:
         print(f"{name}: no findings")
 
@@ -196,10 +196,6 @@ def _marker_lines(finding: Finding, line: str) -> list[str]:
     return [f"    {text}", "    " + " " * (start - skipped) + mark]
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
@@ -211,16 +207,13 @@ def _print_github(report: LintReport) -> None:
             properties["line"] = str(finding.line)
         if finding.column:
             properties |= {"col": str(finding.column), "endColumn": str(finding.end_column)}
-        joined = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
-        print(f"::{_GITHUB[finding.severity]} {joined}::{_escape_data(finding.message)}")
+        joined = ",".join(f"{key}={text.translate(_PROPERTY)}" for key, text in properties.items())
+        print(f"::{_GITHUB[finding.severity]} {joined}::{finding.message.translate(_DATA)}")
 
 
-def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
+_DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = _DATA | str.maketrans({":": "%3A", ",": "%2C"})
+"""What is escaped in the text of a workflow command, and in its properties."""
 
 
 _SARIF = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gatekeeper.cli import TOKEN, CommandParser, add_wait, load, refuse_taken
-from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
-from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
+from gatekeeper.terminal import NAME, OK, agent_for, json_text
 
 if TYPE_CHECKING:
     from gatekeeper.integrations.mitmproxy import Listening
@@ -89,12 +88,8 @@ def run(args: argparse.Namespace) -> int:
     from gatekeeper.integrations.mitmproxy import PoliteProxy, open_gate, serve  # noqa: PLC0415
     from gatekeeper.sidecar.listening import raise_file_limit  # noqa: PLC0415
 
-    settings: Settings = load(args)
-    config = settings.config
-    if args.sidecar is None:
-        warn_if_anonymous(settings)
-    # A sidecar has an identity of its own.
-    agent = settings.identity() if args.sidecar is None else config.user_agent
+    settings = load(args)
+    config, agent = settings.config, agent_for(settings, args.sidecar)
     _check_address(*args.listen)
     raise_file_limit()
 

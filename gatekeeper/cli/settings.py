@@ -32,11 +32,7 @@ from gatekeeper.terminal import did_you_mean
 PREFIX = "GATEKEEPER_"
 DEFAULT_IDENTITY = f"gatekeeper/{__version__.rpartition('.')[0]}"
 
-_FLAG_NAMES = {
-    "audit.folder": "--audit",
-    "fleet.url": "--fleet",
-    "storage.path": "--storage",
-}
+_FLAG_NAMES = {"audit.folder": "--audit", "fleet.url": "--fleet", "storage.path": "--storage"}
 """Flags whose name differs from the name of their setting."""
 _SETTING = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
 """Matches the setting at the start of an error message."""
@@ -234,8 +230,4 @@ def _number(text: str) -> float | str:
 
 def _field(name: str) -> FieldInfo:
     section, _, field = name.rpartition(".")
-    return settings_of(_struct(section))[field]
-
-
-def _struct(section: str) -> type[msgspec.Struct]:
-    return type(getattr(Config(), section)) if section else Config
+    return settings_of(type(getattr(Config(), section)) if section else Config)[field]

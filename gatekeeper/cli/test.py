@@ -13,7 +13,7 @@ from gatekeeper.cli import CommandParser, load
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Rule
 from gatekeeper.sites.texts import Text, is_url, place_of, read_bounded, read_sitemap, read_text
-from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint
 from gatekeeper.urls import MAX_URL, printable
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _print(source: str, cases: int, differing: list[CaseResult]) -> None:
             print(printable("  ".join(cells).rstrip(), MAX_URL))
     text = f"{len(differing)} differ" if differing else "all as expected"
     text = paint(text, "red" if differing else "green")
-    print(f"{source}: {cases} case{'' if cases == 1 else 's'}, {text}")
+    print(f"{source}: {counted(cases, 'case')}, {text}")
 
 
 def _expected(result: CaseResult) -> str:
