@@ -13,7 +13,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 from gatekeeper.errors import ConfigError, InvalidURL
 
@@ -25,17 +26,6 @@ NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
 BOM = b"\xef\xbb\xbf"
 """The UTF-8 byte order mark, which some editors put before the first line."""
-
-
-class CallSettings(Protocol):
-    """What a command reads of its effective settings."""
-
-    @property
-    def config(self) -> Config:
-        """Every setting."""
-
-    def identity(self) -> str:
-        """Return the User-Agent: the configured one, or a default."""
 
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -110,7 +100,13 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def open_gate(settings: CallSettings, *, overrides: bool = True) -> Gatekeeper:
+def identity_of(config: Config) -> str:
+    """Return the effective User-Agent: the configured one or the default."""
+    version = import_module("gatekeeper").__version__  # no import of its products
+    return config.user_agent or f"gatekeeper/{version.rpartition('.')[0]}"
+
+
+def open_gate(config: Config, *, overrides: bool = True) -> Gatekeeper:
     """Return a gate for a short-lived command. It stores nothing unless storage.path is set.
 
     `overrides`: with the operator's allow and deny. Without them it asks about the site only.
@@ -119,36 +115,36 @@ def open_gate(settings: CallSettings, *, overrides: bool = True) -> Gatekeeper:
 
     from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
 
-    config = settings.config
     if not overrides:
         config = replace(config, host=tuple(replace(one, robots="obey") for one in config.host))
-    return Gatekeeper(settings.identity(), config=config)
+    return Gatekeeper(identity_of(config), config=config)
 
 
-def warn_if_anonymous(settings: CallSettings) -> None:
+def warn_if_anonymous(config: Config) -> None:
     """Print a warning if no identity is set, or if its product token may surprise its owner."""
     from gatekeeper.robots.parser import token_warning  # noqa: PLC0415
 
-    warning = token_warning(settings.identity())
+    identity = identity_of(config)
+    warning = token_warning(identity)
     if warning is not None:
         print(f"{NAME}: {warning}", file=sys.stderr)
         warnings.filterwarnings("ignore", re.escape(warning), UserWarning)  # the gate's own
-    if settings.config.user_agent is None:
+    if config.user_agent is None:
         print(
-            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
+            f"{NAME}: no identity is set, so sites see {identity!r}; give them a way "
             'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
             "the configuration",
             file=sys.stderr,
         )
 
 
-def agent_for(settings: CallSettings, sidecar: str | None) -> str | None:
+def agent_for(config: Config, sidecar: str | None) -> str | None:
     """Return the User-Agent of a gate of our own, or what is set for asking a sidecar, which has an
     identity of its own."""
     if sidecar is not None:
-        return settings.config.user_agent
-    warn_if_anonymous(settings)
-    return settings.identity()
+        return config.user_agent
+    warn_if_anonymous(config)
+    return identity_of(config)
 
 
 def did_you_mean(unknown: str, names: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:

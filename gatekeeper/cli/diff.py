@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     log_to_stderr()
     if [args.old, args.new, args.urls].count("-") > 1:
         args.parser.error("standard input can be read only once")
-    settings = load(args)
-    old, new = read_text(settings, args.old), read_text(settings, args.new)
+    config = load(args).config
+    old, new = read_text(config, args.old), read_text(config, args.new)
     urls = urls_in(read_bounded(args.urls)) if args.urls is not None else []
     difference = diff(old.rules, new.rules, agents=args.agents, urls=urls)
     if args.json:

@@ -11,7 +11,7 @@ from gatekeeper import urls
 from gatekeeper.cli import CommandParser, load, number_type, positive, seconds
 from gatekeeper.crawl.sources import MANIFEST, Job
 from gatekeeper.errors import ConfigError
-from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
+from gatekeeper.terminal import NAME, identity_of, log_to_stderr, warn_if_anonymous
 
 _JSON_HELP = (
     f"stdout: one entry per line, as in {MANIFEST}. stderr: the last line is the summary, "
@@ -86,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.since is not None and not args.sitemap:
         raise ConfigError("--since is about --sitemap ORIGIN, which is missing")
-    settings = load(args)
-    warn_if_anonymous(settings)
+    config = load(args).config
+    warn_if_anonymous(config)
     job = Job(
-        identity=settings.identity(),
-        config=settings.config,
+        identity=identity_of(config),
+        config=config,
         urls=tuple(args.urls),
         input=args.input,
         sitemaps=tuple(urls.parse(origin).origin for origin in args.sitemap),

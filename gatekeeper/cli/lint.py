@@ -13,7 +13,7 @@ import msgspec
 
 from gatekeeper import __version__, terminal
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.cli.settings import Settings
+from gatekeeper.config import Config
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.sites.fixes import repaired
@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
     terminal.log_to_stderr()
     _check_call(args)
     ignored = _ignored_codes(args.ignore)
-    settings = load(args)
+    config = load(args).config
     if args.diff:
-        return _show_changes(settings, args.sources, ignored)
+        return _show_changes(config, args.sources, ignored)
     format_ = args.format or ("json" if args.json else "text")
     failing = {Severity.ERROR, Severity.WARNING} if args.strict else {Severity.ERROR}
     reports: list[LintReport] = []
-    for text in read_all(settings, args.sources):
+    for text in read_all(config, args.sources):
         if args.fix:
-            text = _apply_fixes(settings, text, ignored)  # noqa: PLW2901
+            text = _apply_fixes(config, text, ignored)  # noqa: PLW2901
         report = _report(text, ignored)
         reports.append(report)
         if format_ == "text":
@@ -116,26 +116,26 @@ def _report(text: Text, ignored: frozenset[str]) -> LintReport:
     )
 
 
-def _apply_fixes(settings: Settings, text: Text, ignored: frozenset[str]) -> Text:
+def _apply_fixes(config: Config, text: Text, ignored: frozenset[str]) -> Text:
     """Apply the fixes to the text and to its file, and return the fixed text."""
-    body = _fixed(settings, text, ignored)
+    body = _fixed(config, text, ignored)
     if body == text.body:
         return text
     replace_file(Path(text.name), body)
-    return parse_text(settings, text.name, body)
+    return parse_text(config, text.name, body)
 
 
-def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
-    return repaired(text.body, ignore=ignored, dialect=settings.config.robots.dialect)
+def _fixed(config: Config, text: Text, ignored: frozenset[str]) -> bytes:
+    return repaired(text.body, ignore=ignored, dialect=config.robots.dialect)
 
 
-def _show_changes(settings: Settings, sources: Iterable[str], ignored: frozenset[str]) -> int:
+def _show_changes(config: Config, sources: Iterable[str], ignored: frozenset[str]) -> int:
     """Print a unified diff; exit 1 if there is anything in it."""
     code = OK
-    for text in read_all(settings, sources):
+    for text in read_all(config, sources):
         old, new = (
             body.decode("utf-8", "backslashreplace").splitlines()
-            for body in (text.body, _fixed(settings, text, ignored))
+            for body in (text.body, _fixed(config, text, ignored))
         )
         for line in difflib.unified_diff(old, new, text.name, text.name, lineterm=""):
             code = DENIED

@@ -37,11 +37,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until the client disconnects, or until Ctrl-C."""
     from gatekeeper.integrations.mcp import serving  # noqa: PLC0415
 
-    settings, url = load(args), args.gate
-    agent, token = agent_for(settings, url), os.environ.get(TOKEN)
+    config, url = load(args).config, args.gate
+    agent, token = agent_for(config, url), os.environ.get(TOKEN)
 
     async def serve() -> None:
-        config = settings.config
         async with serving(agent, config=config, gate=url, token=token, wait=args.wait) as server:
             if args.http is None:
                 await server.run_stdio_async()

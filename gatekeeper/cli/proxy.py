@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     from gatekeeper.integrations.mitmproxy import PoliteProxy, open_gate, serve  # noqa: PLC0415
     from gatekeeper.sidecar.listening import raise_file_limit  # noqa: PLC0415
 
-    settings = load(args)
-    config, agent = settings.config, agent_for(settings, args.sidecar)
+    config = load(args).config
+    agent = agent_for(config, args.sidecar)
     _check_address(*args.listen)
     raise_file_limit()
 
