@@ -95,9 +95,8 @@ class AuditRecord:
         self._robots_leases = 0
         self.signs: bool = config.identity.key is not None
         self.every_decision: bool = audit.what == "decisions"
-        self.decider: Callable[..., Decider] = Decider
-        if self.every_decision:
-            self.decider = partial(AuditedDecider, self)
+        audited = partial(AuditedDecider, self)
+        self.decider: Callable[..., Decider] = audited if self.every_decision else Decider
         self.leases: Callable[..., LeaseManager] = partial(AuditedLeases, self)
         self.robots_lease: Callable[..., RobotsLease] = partial(AuditedRobotsLease, audit=self)
 
