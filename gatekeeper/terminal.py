@@ -182,9 +182,9 @@ def url_of_line(line: bytes) -> str | None:
     return text if text and not text.startswith("#") else None
 
 
-def standard_input_lines() -> Iterator[str]:
-    """Yield the URLs from standard input, one per line. Raises ConfigError if it is closed."""
-    for number, line in enumerate(standard_input()):
+def urls_of(lines: Iterable[bytes]) -> Iterator[str]:
+    """Yield the URLs in lines, without blank ones and comments."""
+    for number, line in enumerate(lines):
         url = url_of_line(line if number else line.removeprefix(BOM))
         if url is not None:
             yield url

@@ -60,7 +60,6 @@ _URL: Final = re.compile(r"\b\w+://\S+")
 _MAX_SOURCES: Final = 10_000
 _OVERRIDE, _UNREACHABLE = State.OVERRIDE, State.UNREACHABLE
 _GRANT, _OUTCOME = WRITTEN["grant"], WRITTEN["outcome"]
-_NO_DECISION: Final = (None, None, None, None)
 _POLITE: Final = ("robots", "fetch", "cache", "guard", "pacing", "group")
 """The sections whose settings are in the `start` line."""
 
@@ -238,24 +237,27 @@ class AuditRecord:
         text = None if record is None else self._witness(decision, record)
         rule, lease = decision.rule, decision.id
         by = lease, decision.reason, None if rule is None else rule.line, text
-        return self._granted(grant, lease, url, decision.user_agent, by)
+        return self._granted(grant, lease, url, decision.user_agent, False, by)
 
     def robots_granted(self, grant: Grant, target: Target) -> bool:
         """Write the line of a lease for a robots.txt. Return False if it may not be granted."""
         self._robots_leases += 1
         lease = f"robots-{self._robots_leases:x}"
-        return self._granted(grant, lease, target.url, self._token, None)
+        return self._granted(grant, lease, target.url, self._token, True, (None, None, None, None))
 
     def _granted(
-        self, grant: Any, lease: str, url: str, agent: str, by: tuple[Any, ...] | None
+        self, grant: Any, lease: str, url: str, agent: str, robots: bool, by: tuple[Any, ...]
     ) -> bool:
-        """`by`: the decision, its reason, line and text; None: a robots.txt needs none."""
+        """`by`: the decision, its reason, line and text."""
         # A grant and its outcome are the cost of the record: their lines are made in as few calls
-        # as is readable.
-        clock, writer = self._clock, self._writer
-        begin = VERSION, 0, "", time_text(clock.wall()), clock.monotonic(), "grant"
-        said = by is None, *(by or _NO_DECISION)
-        if writer.add_now(_GRANT(*begin, lease, self._url(url), agent, *said, _scopes(grant))):
+        # as is readable, and with no list of arguments that has to be copied.
+        clock, writer, url = self._clock, self._writer, self._url(url)
+        t, m, scopes = time_text(clock.wall()), clock.monotonic(), _scopes(grant)
+        id_, why, row, text = by
+        line = _GRANT(
+            VERSION, 0, "", t, m, "grant", lease, url, agent, robots, id_, why, row, text, scopes
+        )
+        if writer.add_now(line):
             if grant.open:
                 grant.audit, grant.lease_id, grant.place = self, lease, writer.place
         elif self._refuses:
@@ -318,9 +320,24 @@ class AuditRecord:
         if grant.status == 402:
             signals = {"payment": True, **signals}
         end = time_text(wall)
-        begin = VERSION, 0, "", end, now, "outcome", grant.lease_id, start, head, end
-        signed = self.signs and grant.sent and grant.is_ours()
-        self._writer.add(_OUTCOME(*begin, grant.status, waits, grant.size, signed, signals))
+        line = _OUTCOME(
+            VERSION,
+            0,
+            "",
+            end,
+            now,
+            "outcome",
+            grant.lease_id,
+            start,
+            head,
+            end,
+            grant.status,
+            waits,
+            grant.size,
+            self.signs and grant.sent and grant.is_ours(),
+            signals,
+        )
+        self._writer.add(line)
 
     def answered(self, lease: HeldLease, status: int, headers: Mapping[str, str]) -> None:
         """Note what the head of a response says about use, for the lease's outcome. `headers`: as

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def _urls(given: Iterable[str]) -> Iterator[str]:
     for url in given:
         if url == "-":
-            yield from terminal.standard_input_lines()
+            yield from terminal.urls_of(terminal.standard_input())
         else:
             yield url
 

@@ -6,8 +6,8 @@ import argparse
 
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.robots import Difference, Ruling, diff
-from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
-from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint
+from gatekeeper.sites.texts import place_of, read_bounded, read_text
+from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint, urls_of
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("standard input can be read only once")
     config = load(args).config
     old, new = read_text(config, args.old), read_text(config, args.new)
-    urls = urls_in(read_bounded(args.urls)) if args.urls is not None else []
+    urls = urls_of(read_bounded(args.urls).splitlines()) if args.urls is not None else ()
     difference = diff(old.rules, new.rules, agents=args.agents, urls=urls)
     if args.json:
         print(json_text(difference))

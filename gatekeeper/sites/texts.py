@@ -15,14 +15,7 @@ import msgspec
 
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
-from gatekeeper.terminal import (
-    BOM,
-    open_gate,
-    standard_input,
-    url_hint,
-    url_of_line,
-    warn_if_anonymous,
-)
+from gatekeeper.terminal import open_gate, standard_input, url_hint, warn_if_anonymous
 from gatekeeper.urls import parse, printable
 
 if TYPE_CHECKING:
@@ -116,12 +109,6 @@ def read_bounded(source: str) -> bytes:
     if len(body) > MAX_BYTES:
         raise GatekeeperError(f"{source}: longer than {MAX_BYTES >> 20} MiB, the limit for input")
     return body
-
-
-def urls_in(body: bytes) -> list[str]:
-    """Return the URLs in a text, one per line, without blank lines and comments."""
-    lines = body.removeprefix(BOM).splitlines()
-    return [url for line in lines if (url := url_of_line(line)) is not None]
 
 
 def parse_text(config: Config, name: str, body: bytes) -> Text:
