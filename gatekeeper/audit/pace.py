@@ -46,7 +46,7 @@ class LeaseStart(msgspec.Struct, gc=False):
     """Of the interval."""
 
 
-class Hold(NamedTuple):
+class HeldSpan(NamedTuple):
     """A block or a pause of a scope, in seconds since 1970."""
 
     since: float
@@ -57,7 +57,7 @@ class Hold(NamedTuple):
     reason: str | None = None
 
 
-_NO_HOLD: Final = Hold(0.0, -_INF, -1)
+_NO_HOLD: Final = HeldSpan(0.0, -_INF, -1)
 
 
 class ScopeLog(msgspec.Struct):
@@ -67,8 +67,8 @@ class ScopeLog(msgspec.Struct):
     """The last ones, ordered by time."""
     open: int = 0
     """Leases without an outcome yet."""
-    block: Hold = _NO_HOLD
-    pause: Hold = _NO_HOLD
+    block: HeldSpan = _NO_HOLD
+    pause: HeldSpan = _NO_HOLD
     shortest: float = _INF
     """The shortest time between two starts in seconds, and the interval in force then."""
     interval_then: float = 0.0
@@ -81,7 +81,7 @@ class PendingLease(msgspec.Struct):
     grant: LeaseStart
     """As far as it is known: the time of the grant."""
     scopes: list[tuple[ScopeLog, ScopeInForce]]
-    holds: list[tuple[str, Hold]]
+    holds: list[tuple[str, HeldSpan]]
     """The blocks and pauses that the record has before the grant, by scope."""
 
 
@@ -146,11 +146,11 @@ class Pace:
         if until <= wall:
             log.block = _NO_HOLD
         elif until > log.block.until:
-            log.block = Hold(wall, until, chain, line.reason)
+            log.block = HeldSpan(wall, until, chain, line.reason)
 
     def pause(self, line: PauseLine, wall: float, chain: int) -> None:
         """Note a pause, or its end."""
-        self.scopes[line.scope].pause = _NO_HOLD if line.ended else Hold(wall, _INF, chain)
+        self.scopes[line.scope].pause = _NO_HOLD if line.ended else HeldSpan(wall, _INF, chain)
 
     # --- the checks -----------------------------------------------------------------------------
 

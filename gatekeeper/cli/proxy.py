@@ -54,16 +54,12 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
-
-
 def _check_address(host: str, port: int) -> None:
     """Raise ConfigError for an address that others reach, or on which something listens."""
-    found = f"--listen {host}:{port}"
-    if host != "localhost" and not _is_loopback(host):
+    found, loopback = f"--listen {host}:{port}", host == "localhost"
+    with suppress(ValueError):
+        loopback = loopback or ipaddress.ip_address(host).is_loopback
+    if not loopback:
         raise ConfigError(
             f"{found}: everybody could fetch through it; give an address of loopback, or run "
             'mitmdump -s "$(gatekeeper proxy --script)" with its option proxyauth'
