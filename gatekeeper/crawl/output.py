@@ -352,14 +352,10 @@ class RobotsTexts:
         self._seen: dict[str, tuple[float, str, str | None]] = {}
         """By origin: when its file was retrieved, the outcome, and the digest of the text."""
 
-    def learnt(self, record: Record) -> None:
-        """Note a new record."""
-        self.note(record)
-
     def rules_changed(self) -> None:
         """Do nothing: a decision says which rule of the operator made it."""
 
-    def note(self, record: Record) -> str | None:
+    def learnt(self, record: Record) -> str | None:
         """Return the digest of the text of a record, None if there is none. It is to be written if
         it is new."""
         current, known = record.current, self._seen.get(record.origin)

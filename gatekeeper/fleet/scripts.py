@@ -25,9 +25,14 @@ changes nothing and reports that.
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from typing import TYPE_CHECKING, Final
 
+from gatekeeper.clock import micros
 from gatekeeper.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gatekeeper.fleet.store import Store
 
 FORMAT: Final = 1
 """The version of the storage format. Members can share a namespace only if theirs are equal.
@@ -45,13 +50,27 @@ def key_prefix(namespace: str) -> str:
     return f"{{{namespace}}}:"
 
 
-def check_format(version: str, prefix: str) -> None:
-    """Raise ConfigError if the store's keys have another format than this version writes."""
-    if version != str(FORMAT):
+async def read_epoch(store: Store, prefix: str) -> tuple[str, str, str]:
+    """Return the epoch, the server on which it began, and when, in microseconds of its clock; empty
+    texts if there is none. Raises LedgerLost, and ConfigError if its keys have another format."""
+    asked = ("HMGET", f"{prefix}epoch", "id", "server", "at", "format")
+    found = await store.run(*asked, form=list[bytes | None])
+    epoch, server, began, version = ((one or b"").decode() for one in found)
+    if epoch and version != str(FORMAT):
         raise ConfigError(
             f"fleet.namespace: the keys of {prefix} have format {version}, but this "
             f"version of gatekeeper writes format {FORMAT}: choose another namespace"
         )
+    return epoch, server, began
+
+
+async def declare(store: Store, prefix: str, before: str, hold: float, *channel: str) -> int:
+    """Begin an epoch after `before`: see `DECLARE`. Return 0 if another one began meanwhile."""
+    keys = [prefix + name for name in EPOCH_KEYS]
+    epoch = secrets.token_hex(4)
+    arguments = [before, epoch, store.identity, str(micros(hold)), str(FORMAT), *channel]
+    begun: int = await store.script(DECLARE, keys, arguments, int)
+    return begun
 
 
 OPERATIONS: Final = """
