@@ -24,6 +24,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,9 +151,8 @@ class RedisLedger:
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
-        self._url = url
-        self._store = Store(url, config, tag=namespace)
-        self._namespace = namespace
+        self._new_store = partial(Store, url, config, tag=namespace)
+        self._store = self._new_store()
         self._shared_fetcher: SharedFetcher | None = None
         self._prefix = scripts.key_prefix(namespace)
         self._epoch_keys = [*map(self._key, scripts.EPOCH_KEYS)]
@@ -198,7 +198,7 @@ class RedisLedger:
     ) -> RobotsSource:
         """Return a source of robots.txt files that the fleet fetches once. `files()` returns the
         files that this member has, None: not yet. `mine`: the origins that this ledger stores."""
-        store = Store(self._url, self.config, any_epoch=True, tag=self._namespace)
+        store = self._new_store(any_epoch=True)
         self._shared_fetcher = shared = SharedFetcher(
             fetcher, store, cache, self._prefix, self.member, files, mine, divided=self._divided
         )
