@@ -18,14 +18,7 @@ import io
 import logging
 import re
 import zlib
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from email.utils import parsedate_to_datetime
@@ -42,14 +35,7 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import SharedTimer
-from gatekeeper.errors import (
-    ConfigError,
-    Deferred,
-    Denied,
-    InvalidURL,
-    LeaseTimeout,
-    refusing,
-)
+from gatekeeper.errors import ConfigError, Deferred, Denied, InvalidURL, LeaseTimeout, refusing
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease import Lease
 from gatekeeper.gate.lease_base import refuse_page
@@ -345,9 +331,7 @@ class _Walker(msgspec.Struct, eq=False):
             allow_redirects=False,
             middlewares=(partial(gate.parts.middleware, deadline),),
             timeout=aiohttp.ClientTimeout(
-                total=None,
-                sock_connect=gate.config.fetch.connect_timeout,
-                sock_read=_READ_SECONDS,
+                total=None, sock_connect=gate.config.fetch.connect_timeout, sock_read=_READ_SECONDS
             ),
         )
 

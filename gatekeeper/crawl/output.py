@@ -540,13 +540,7 @@ class Warc:
         self._append(url, "metadata", date, text, _FIELDS, **named)
 
     def _append(
-        self,
-        url: str,
-        kind: str,
-        date: str,
-        content: bytes,
-        content_type: str,
-        **more: str,
+        self, url: str, kind: str, date: str, content: bytes, content_type: str, **more: str
     ) -> Any:
         """Append a record of a text, and return it. `more`: further fields of its head."""
         record = self._writer.create_warc_record(
