@@ -253,15 +253,9 @@ def is_compressed(file: IO[bytes]) -> bool:
     return file.read(len(_GZIP)) == _GZIP
 
 
-def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
-    """Yield the end of each complete record from `offset` on, where a record must begin.
-
-    Any bytes after the last one are the beginning of an incomplete record. Raises
-    DamagedArchive if they are something else.
-    """
-    return (_member_ends if is_compressed(file) else _plain_ends)(file, offset)
-
-
+# Both yield the end of each complete record from `offset` on, where a record must begin. Any bytes
+# after the last one are the beginning of an incomplete record. They raise DamagedArchive if they
+# are something else.
 def _member_ends(file: IO[bytes], offset: int) -> Iterator[int]:
     file.seek(offset)
     end, member = offset, zlib.decompressobj(31)
@@ -444,7 +438,7 @@ class Warc:
         start, known_end = (0, None) if last is None else (last.offset, last.end)
         end, matches = 0, known_end is None
         try:
-            for end in record_ends(file, start):
+            for end in (_member_ends if is_compressed(file) else _plain_ends)(file, start):
                 matches = matches or end == known_end
         except DamagedArchive as error:
             raise self._unusable(f"is {error}") from error
