@@ -18,21 +18,14 @@ import io
 import logging
 import re
 import zlib
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain
 from tempfile import SpooledTemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypedDict
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypedDict
 from xml.parsers import expat
 
 import aiohttp
@@ -42,14 +35,7 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import SharedTimer
-from gatekeeper.errors import (
-    ConfigError,
-    Deferred,
-    Denied,
-    InvalidURL,
-    LeaseTimeout,
-    refusing,
-)
+from gatekeeper.errors import ConfigError, Deferred, Denied, InvalidURL, LeaseTimeout, refusing
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease import Lease
 from gatekeeper.gate.lease_base import refuse_page
@@ -144,9 +130,6 @@ class Sitemaps(AsyncIterator[SitemapEntry]):
     if not TYPE_CHECKING:
         __await__ = refusing("sitemaps are iterated: `async for entry in gate.sitemaps(...)`")
         __iter__ = __await__
-
-    def __aiter__(self) -> Self:
-        return self
 
     def __anext__(self) -> Coroutine[Any, Any, SitemapEntry]:
         return anext(self._entries)
@@ -345,9 +328,7 @@ class _Walker(msgspec.Struct, eq=False):
             allow_redirects=False,
             middlewares=(partial(gate.parts.middleware, deadline),),
             timeout=aiohttp.ClientTimeout(
-                total=None,
-                sock_connect=gate.config.fetch.connect_timeout,
-                sock_read=_READ_SECONDS,
+                total=None, sock_connect=gate.config.fetch.connect_timeout, sock_read=_READ_SECONDS
             ),
         )
 

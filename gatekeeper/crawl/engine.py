@@ -6,10 +6,11 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from contextvars import Context
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -51,12 +52,9 @@ from gatekeeper.queue.polite import PoliteQueue, Turn
 from gatekeeper.session.middleware import signals
 from gatekeeper.session.polite import session_gate
 from gatekeeper.terminal import json_text
-from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
     from gatekeeper.gate.lease import Lease
-
-_T = TypeVar("_T")
 
 
 # --- one URL and its response ----------------------------------------------------------------
@@ -90,7 +88,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     def passed(self, url: str) -> bool:
         """Return True if the URL is already part of this redirect chain."""
-        return url == self.url or any(url == hop for _, hop in self.redirects)
+        return url in (self.url, *(hop for _, hop in self.redirects))
 
     def fetched(self, answer: Answer, **stored: Any) -> Entry:
         """Return the entry of a fetched URL; `stored` describes its body."""
@@ -128,7 +126,7 @@ def _signals_of(response: aiohttp.ClientResponse, start: bytes) -> dict[str, Any
         page = signals(response, html=html)
     except Exception:  # noqa: BLE001 - an error of one URL must not end the crawl
         # The page is stored even if its signals can't be read.
-        _log.exception("%s: its signals can't be read", mask(str(response.url), query=False))
+        _log.exception("%s: its signals can't be read", urls.mask(str(response.url), query=False))
         return None
     if page == _NO_SIGNALS:
         return None
@@ -233,7 +231,11 @@ class Crawl:
             for worker in self._idle:
                 worker.cancel()
             if self._workers:
-                await self._await_workers()
+                with suppress(TimeoutError):
+                    async with deadline(self._clock, self._job.grace):
+                        await asyncio.wait(self._workers)
+            for worker in self._workers:
+                worker.cancel()
         await self._write_robots()
 
     @property
@@ -277,14 +279,6 @@ class Crawl:
                 self._adjust_workers()
 
         return changed
-
-    async def _await_workers(self) -> None:
-        try:
-            async with deadline(self._clock, self._job.grace):
-                await asyncio.wait(self._workers)
-        except TimeoutError:
-            for worker in self._workers:
-                worker.cancel()
 
     # -- reading URLs
 
@@ -524,7 +518,7 @@ class Crawl:
         if (warc := self._warc) is None:
             return None
         record = self._parts.directory.recall(answer.decision.origin)
-        digest = None if record is None else self._robots.note(record)
+        digest = None if record is None else self._robots.learnt(record)
         about = about_page(answer.decision, digest, answer.audit)
         write = partial(warc.write, answer.response, answer.at, body, about)
         place: WarcPlace = await self._in_archive(write)
@@ -541,7 +535,7 @@ class Crawl:
         if self._warc is not None and (texts := self._robots.take()):
             await self._in_archive(partial(self._warc.write_robots, texts))
 
-    async def _in_archive(self, write: Callable[[], _T]) -> _T:
+    async def _in_archive(self, write: Callable[[], Any]) -> Any:
         """Call a method of the WARC file in a thread, one at a time."""
         async with self._warc_lock:
             writing = asyncio.ensure_future(asyncio.to_thread(write))

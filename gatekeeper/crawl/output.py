@@ -253,15 +253,9 @@ def is_compressed(file: IO[bytes]) -> bool:
     return file.read(len(_GZIP)) == _GZIP
 
 
-def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
-    """Yield the end of each complete record from `offset` on, where a record must begin.
-
-    Any bytes after the last one are the beginning of an incomplete record. Raises
-    DamagedArchive if they are something else.
-    """
-    return (_member_ends if is_compressed(file) else _plain_ends)(file, offset)
-
-
+# Both yield the end of each complete record from `offset` on, where a record must begin. Any bytes
+# after the last one are the beginning of an incomplete record. They raise DamagedArchive if they
+# are something else.
 def _member_ends(file: IO[bytes], offset: int) -> Iterator[int]:
     file.seek(offset)
     end, member = offset, zlib.decompressobj(31)
@@ -352,14 +346,10 @@ class RobotsTexts:
         self._seen: dict[str, tuple[float, str, str | None]] = {}
         """By origin: when its file was retrieved, the outcome, and the digest of the text."""
 
-    def learnt(self, record: Record) -> None:
-        """Note a new record."""
-        self.note(record)
-
     def rules_changed(self) -> None:
         """Do nothing: a decision says which rule of the operator made it."""
 
-    def note(self, record: Record) -> str | None:
+    def learnt(self, record: Record) -> str | None:
         """Return the digest of the text of a record, None if there is none. It is to be written if
         it is new."""
         current, known = record.current, self._seen.get(record.origin)
@@ -448,7 +438,7 @@ class Warc:
         start, known_end = (0, None) if last is None else (last.offset, last.end)
         end, matches = 0, known_end is None
         try:
-            for end in record_ends(file, start):
+            for end in (_member_ends if is_compressed(file) else _plain_ends)(file, start):
                 matches = matches or end == known_end
         except DamagedArchive as error:
             raise self._unusable(f"is {error}") from error
@@ -544,13 +534,7 @@ class Warc:
         self._append(url, "metadata", date, text, _FIELDS, **named)
 
     def _append(
-        self,
-        url: str,
-        kind: str,
-        date: str,
-        content: bytes,
-        content_type: str,
-        **more: str,
+        self, url: str, kind: str, date: str, content: bytes, content_type: str, **more: str
     ) -> Any:
         """Append a record of a text, and return it. `more`: further fields of its head."""
         record = self._writer.create_warc_record(

@@ -416,10 +416,7 @@ class Live(Progress):
         rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for one in due:
             rows.add_row(
-                Text(one.host),
-                duration(one.seconds),
-                f"{one.waiting:,} waiting",
-                Text(one.problem),
+                Text(one.host), duration(one.seconds), f"{one.waiting:,} waiting", Text(one.problem)
             )
         frame = Table.grid()  # a bar outside a grid does not end its line
         for row in (bar, Text(f"{state_of(tally)}{speed}"), rows):

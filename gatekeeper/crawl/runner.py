@@ -20,22 +20,8 @@ from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.crawl.engine import Crawl, Outputs
 from gatekeeper.crawl.manifest import Folder, Manifest, Result, refuse_links
 from gatekeeper.crawl.output import PeerResponse, Warc, warc_writer
-from gatekeeper.crawl.progress import (
-    INTERVAL,
-    DueOrigin,
-    Holdup,
-    Progress,
-    Tally,
-)
-from gatekeeper.crawl.sources import (
-    MANIFEST,
-    STATE,
-    GivenURL,
-    Job,
-    URLList,
-    open_list,
-    read_urls,
-)
+from gatekeeper.crawl.progress import INTERVAL, DueOrigin, Holdup, Progress, Tally
+from gatekeeper.crawl.sources import MANIFEST, STATE, GivenURL, Job, URLList, open_list, read_urls
 from gatekeeper.errors import ConfigError, Denied, StorageError
 from gatekeeper.robots import Severity
 from gatekeeper.session.polite import polite_session

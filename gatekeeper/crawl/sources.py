@@ -84,31 +84,27 @@ def _stdin() -> URLList:
 
 
 async def _urls_in(listed: URLList) -> AsyncIterator[GivenURL]:
-    async for number, line in _lines(listed):
-        if url := url_of_line(line if number > 1 else line.removeprefix(BOM)):
-            yield GivenURL(url, f"{listed.name}:{number}")
-
-
-async def _lines(listed: URLList) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield every line with its number. A line that is too long for a URL is cut.
+    """Yield the URL of every line that has one. A line that is too long for a URL is cut.
 
     Raises ConfigError if a line has no end.
     """
-    number, line, cut = 1, b"", 0
+    number, line, cut = 0, b"", 0
     async for block in _blocks(listed.descriptor):
         *ended, line = (line + block).split(b"\n")
         for each in ended:
-            yield number, each[:_MAX_URL_BYTES]
             number, cut = number + 1, 0
+            text = each[:_MAX_URL_BYTES]
+            if url := url_of_line(text if number > 1 else text.removeprefix(BOM)):
+                yield GivenURL(url, f"{listed.name}:{number}")
         cut += len(line[_MAX_URL_BYTES:])
         line = line[:_MAX_URL_BYTES]
         if cut > _MAX_LINE_BYTES:
             raise ConfigError(f"{listed.name}: a line is too long; one URL per line is expected")
-    yield number, line
 
 
 async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield blocks as they arrive, without a thread that would outlive a Ctrl-C.
+    """Yield blocks as they arrive, without a thread that would outlive a Ctrl-C. The last one ends
+    the last line.
 
     A read that the loop has announced never blocks. So the descriptor need not be made
     non-blocking, which would affect the shell and, on a terminal, our own output.
@@ -119,9 +115,9 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
             block = os.read(descriptor, _BLOCK)
         except BlockingIOError:  # another process that shares the descriptor has read the data
             continue
+        yield block or b"\n"
         if not block:
             return
-        yield block
 
 
 async def _readable(descriptor: int) -> None:

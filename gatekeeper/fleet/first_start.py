@@ -7,15 +7,14 @@ this module; members then start without waiting. Clocks that the store has stay 
 
 from __future__ import annotations
 
-import secrets
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import NamedTuple
 
-from gatekeeper.clock import micros, utc
+from gatekeeper.clock import utc
 from gatekeeper.config import FleetConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.fleet.scripts import DECLARE, EPOCH_KEYS, FORMAT, check_format, key_prefix
+from gatekeeper.fleet.scripts import declare, key_prefix, read_epoch
 from gatekeeper.fleet.sharded import shard_namespaces
 from gatekeeper.fleet.store import Store
 
@@ -70,16 +69,16 @@ async def begin_fleet(config: FleetConfig, *, force: bool = False) -> FirstStart
             store = Store(config.url, config, tag=name)
             stack.push_async_callback(store.close)
             await store.connect(starting=True)
-            shards.append((store, name))
+            shards.append((store, key_prefix(name)))
         while True:
             # Of a cluster, every server is looked at before the first one is written to.
-            found = [await _look(store, name, config.hold) for store, name in shards]
+            found = [await _look(store, prefix, config.hold) for store, prefix in shards]
             begun = force or not any(one.epoch or one.members or one.listening for one in found)
             if not begun:
                 break
             started = [
-                await _start(store, name, one.epoch, config.hold)
-                for (store, name), one in zip(shards, found, strict=True)
+                await declare(store, prefix, one.epoch, config.hold, f"{prefix}all")
+                for (store, prefix), one in zip(shards, found, strict=True)
             ]
             if all(started):  # else a member has come since, and begun an epoch itself
                 break
@@ -93,24 +92,10 @@ async def begin_fleet(config: FleetConfig, *, force: bool = False) -> FirstStart
         )
 
 
-async def _look(store: Store, namespace: str, hold: float) -> _Found:
-    prefix = key_prefix(namespace)
-    form = list[bytes | None]
-    told = await store.run("HMGET", f"{prefix}epoch", "id", "at", "format", form=form)
-    epoch, began, version = ((one or b"").decode() for one in told)
-    if epoch:
-        check_format(version, prefix)
+async def _look(store: Store, prefix: str, hold: float) -> _Found:
+    epoch, _, began = await read_epoch(store, prefix)
     seconds, _ = await store.run("TIME", form=tuple[bytes, bytes])
     silent = int(int(seconds) - max(_SILENT_SECONDS, 3 * hold)) * 1_000_000
     members = await store.run("ZRANGEBYSCORE", f"{prefix}members", silent, "+inf", form=list[bytes])
     _, listening = await store.run("PUBSUB", "NUMSUB", f"{prefix}all", form=tuple[bytes, int])
     return _Found(epoch, int(began or 0), members, listening)
-
-
-async def _start(store: Store, namespace: str, epoch: str, hold: float) -> int:
-    """Begin an epoch after that one. Return 0 if there is another one by now."""
-    prefix = key_prefix(namespace)
-    arguments = [epoch, secrets.token_hex(4), store.identity, str(micros(hold)), str(FORMAT)]
-    keys = [prefix + name for name in EPOCH_KEYS]
-    started: int = await store.script(DECLARE, keys, [*arguments, f"{prefix}all"], int)
-    return started

@@ -15,14 +15,7 @@ import msgspec
 
 from gatekeeper.clock import micros
 from gatekeeper.errors import LedgerLost
-from gatekeeper.pacing.ledger import (
-    HoldView,
-    Outcome,
-    Report,
-    ScopeClock,
-    ScopeRequest,
-    ScopeView,
-)
+from gatekeeper.pacing.ledger import HoldView, Outcome, Report, ScopeClock, ScopeRequest, ScopeView
 
 Operation = tuple[Any, ...]
 """The letter of an operation and its arguments; see `OPERATIONS`."""

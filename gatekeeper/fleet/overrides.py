@@ -175,8 +175,7 @@ class FleetOverrides:
             records = await self._store.run("HGETALL", self._keys[2])
             by_match = dict(zip(records[::2], records[1::2], strict=True))
             for match, text in zip(found[::2], found[1::2], strict=True):
-                record = by_match.get(match, b"")
-                self.received(match.decode(), text.decode(), record.decode())
+                self.received(match.decode(), text.decode(), by_match.get(match, b"").decode())
             self._known_writes = count
 
     async def _write(

@@ -24,6 +24,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,9 +151,8 @@ class RedisLedger:
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
-        self._url = url
-        self._store = Store(url, config, tag=namespace)
-        self._namespace = namespace
+        self._new_store = partial(Store, url, config, tag=namespace)
+        self._store = self._new_store()
         self._shared_fetcher: SharedFetcher | None = None
         self._prefix = scripts.key_prefix(namespace)
         self._epoch_keys = [*map(self._key, scripts.EPOCH_KEYS)]
@@ -198,7 +198,7 @@ class RedisLedger:
     ) -> RobotsSource:
         """Return a source of robots.txt files that the fleet fetches once. `files()` returns the
         files that this member has, None: not yet. `mine`: the origins that this ledger stores."""
-        store = Store(self._url, self.config, any_epoch=True, tag=self._namespace)
+        store = self._new_store(any_epoch=True)
         self._shared_fetcher = shared = SharedFetcher(
             fetcher, store, cache, self._prefix, self.member, files, mine, divided=self._divided
         )
@@ -503,8 +503,8 @@ class RedisLedger:
         try:
             await self._store.hang_up()
             await self._flights.all_answered.wait()  # calls in flight belong to the old connection
-            identity = await self._store.connect(starting=starting)
-            epoch = await self._determine_epoch(identity)
+            await self._store.connect(starting=starting)
+            epoch = await self._determine_epoch()
             if epoch != self._last_epoch:
                 await self._push_all(epoch)
             self._last_epoch = epoch
@@ -517,24 +517,19 @@ class RedisLedger:
             raise
         self._set_reached()
 
-    async def _determine_epoch(self, identity: str) -> str:
+    async def _determine_epoch(self) -> str:
         """Return the current epoch: the stored one if it began on this very server, otherwise a
         new one. The first member to declare it wins."""
         for _ in range(5):
-            asked = ("HMGET", self._epoch_keys[0], "id", "server", "format")
-            found = await self._store.run(*asked, form=list[bytes | None])
-            current, server, version = ((one or b"").decode() for one in found)
-            if current:
-                scripts.check_format(version, self._prefix)
-            if current and server == identity:
+            current, server, _ = await scripts.read_epoch(self._store, self._prefix)
+            if current and server == self._store.identity:
                 return current
-            await self._declare(current, identity)
+            await self._declare(current)
         raise LedgerLost("the members can't agree on the store's epoch")
 
-    async def _declare(self, expected: str, identity: str) -> None:
-        arguments = [expected, secrets.token_hex(4), identity]
-        arguments += [str(micros(self._members.longest_hold)), str(scripts.FORMAT)]
-        await self._store.script(scripts.DECLARE, self._epoch_keys, arguments)
+    async def _declare(self, before: str) -> None:
+        hold = self._members.longest_hold
+        await scripts.declare(self._store, self._prefix, before, hold)
         self._epochs += 1
 
     async def _push_all(self, epoch: str) -> None:
@@ -571,7 +566,7 @@ class RedisLedger:
         if low > before[1] + slack or high < before[0] - slack:
             _log.warning("the store's clock was set by %.3f s: a new epoch begins", low - before[0])
             self._epoch, self._clock_offset = "", None
-            await self._declare(epoch, self._store.identity)
+            await self._declare(epoch)
             raise LedgerLost("the store's clock was set")
 
     def _failed(self, why: Exception) -> None:

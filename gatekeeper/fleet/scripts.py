@@ -25,9 +25,14 @@ changes nothing and reports that.
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from typing import TYPE_CHECKING, Final
 
+from gatekeeper.clock import micros
 from gatekeeper.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gatekeeper.fleet.store import Store
 
 FORMAT: Final = 1
 """The version of the storage format. Members can share a namespace only if theirs are equal.
@@ -45,19 +50,43 @@ def key_prefix(namespace: str) -> str:
     return f"{{{namespace}}}:"
 
 
-def check_format(version: str, prefix: str) -> None:
-    """Raise ConfigError if the store's keys have another format than this version writes."""
-    if version != str(FORMAT):
+async def read_epoch(store: Store, prefix: str) -> tuple[str, str, str]:
+    """Return the epoch, the server on which it began, and when, in microseconds of its clock; empty
+    texts if there is none. Raises LedgerLost, and ConfigError if its keys have another format."""
+    asked = ("HMGET", f"{prefix}epoch", "id", "server", "at", "format")
+    found = await store.run(*asked, form=list[bytes | None])
+    epoch, server, began, version = ((one or b"").decode() for one in found)
+    if epoch and version != str(FORMAT):
         raise ConfigError(
             f"fleet.namespace: the keys of {prefix} have format {version}, but this "
             f"version of gatekeeper writes format {FORMAT}: choose another namespace"
         )
+    return epoch, server, began
 
 
-OPERATIONS: Final = """
-local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
+async def declare(store: Store, prefix: str, before: str, hold: float, *channel: str) -> int:
+    """Begin an epoch after `before`: see `DECLARE`. Return 0 if another one began meanwhile."""
+    keys = [prefix + name for name in EPOCH_KEYS]
+    epoch = secrets.token_hex(4)
+    arguments = [before, epoch, store.identity, str(micros(hold)), str(FORMAT), *channel]
+    begun: int = await store.script(DECLARE, keys, arguments, int)
+    return begun
+
+
+_BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
+local function whole(number) return string.format('%.0f', number) end
+"""
+"""How a script begins that needs the time, and writes it without the exponent of Lua."""
+
+
+def _timed(script: str) -> str:
+    return _BEGIN + script
+
+
+OPERATIONS: Final = _timed("""
+local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
 local epoch, hold, lapse, most, prefix, ops, early, late = unpack(cmsgpack.unpack(ARGV[1]))
 if E[1] ~= epoch then return cmsgpack.pack({now, 0}) end
 if early and (now < early or now > late) then return cmsgpack.pack({now, 2}) end
@@ -402,12 +431,12 @@ for i in pairs(touched) do
     if r.p > 0 then redis.call('SET', KEYS[i + 1], cmsgpack.pack(kept))
     else
       local left = math.ceil(math.max(0, last - now) / 1000) + 60000
-      redis.call('SET', KEYS[i + 1], cmsgpack.pack(kept), 'PX', string.format('%.0f', left))
+      redis.call('SET', KEYS[i + 1], cmsgpack.pack(kept), 'PX', whole(left))
     end
   end
 end
 return cmsgpack.pack({now, 1, answers})
-"""
+""")
 """Execute operations. KEYS: the epoch, then the scopes. ARGV[1], packed: the epoch, hold, lapse,
 the maximum number of tickets, the prefix of names, the operations, and the earliest and latest time
 at which the caller expects the call to arrive. A call outside those times changes nothing, since
@@ -417,54 +446,48 @@ The answer is the server's time, a status (0: another epoch, 1: done, 2: outside
 and the answers of the operations that have one. Operations by letter: t take, h head, e end,
 r renew, b report (block or learned interval), p pause or resume, c push a clock, v view."""
 
-DECLARE: Final = """
+DECLARE: Final = _timed("""
 if (redis.call('HGET', KEYS[1], 'id') or '') ~= ARGV[1] then return 0 end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 redis.call('DEL', unpack(KEYS))
 redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
-  'at', string.format('%.0f', now), 'hold', ARGV[4],
-  'until', string.format('%.0f', now + (ARGV[6] and 0 or 1.5 * ARGV[4])))
+  'at', whole(now), 'hold', ARGV[4], 'until', whole(now + (ARGV[6] and 0 or 1.5 * ARGV[4])))
 if ARGV[6] then redis.call('PUBLISH', ARGV[6], cmsgpack.pack({'g', 0}))
-else redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', now + ARGV[4])) end
+else redis.call('HSET', KEYS[1], 'floor', whole(now + ARGV[4])) end
 return 1
-"""
+""")
 """Start an epoch if the expected one is still current (compare-and-set). KEYS: the epoch, the
 members that any member knows, the members that have pushed what they know, the list of members, and
 when each one read that list. ARGV: the expected epoch (empty: none), the new one, the server's
 identity, the longest hold, the format; and for an epoch without a quarantine the channel for all.
 Returns 1 if it was started."""
 
-PUSHED: Final = """
+PUSHED: Final = _timed("""
 local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until', 'gone')
 if E[1] ~= ARGV[1] then return 0 end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 redis.call('SADD', KEYS[3], ARGV[2])
 -- Before the quarantine can end: who reads the list after it must find everybody on it.
-redis.call('ZADD', KEYS[4], string.format('%.0f', now), ARGV[2])
+redis.call('ZADD', KEYS[4], whole(now), ARGV[2])
 local word, told, gone = tonumber(ARGV[3]), tonumber(E[2]) or 0, tonumber(E[6]) or -1
 if word > 0 then
   told = math.max(told, word)
   redis.call('HSET', KEYS[1], 'told', told)
   if ARGV[5] ~= '' then
     gone = math.max(gone, now - ARGV[5])
-    redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', gone))
+    redis.call('HSET', KEYS[1], 'gone', whole(gone))
   end
   for i = 6, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
 end
 if (tonumber(E[5]) or 0) <= now then return 2 end
 if told >= 3 and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
-  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now))
+  redis.call('HSET', KEYS[1], 'until', whole(now))
   if gone < 0 then redis.call('HDEL', KEYS[1], 'floor')
-  else redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', gone)) end
+  else redis.call('HSET', KEYS[1], 'floor', whole(gone)) end
   redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g', 0}))
 else
-  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', E[3] + 1.5 * E[4]),
-    'floor', string.format('%.0f', E[3] + E[4]))
+  redis.call('HSET', KEYS[1], 'until', whole(E[3] + 1.5 * E[4]), 'floor', whole(E[3] + E[4]))
 end
 return 1
-"""
+""")
 """Note that a member has pushed all that it knows. Once every member that any member knows has done
 so, the quarantine is over. KEYS: those of `DECLARE`. ARGV: the epoch; the member; how complete its
 list is (0: it was not a member in an earlier epoch; 1: there may be members that it does not know;
@@ -472,13 +495,11 @@ list is (0: it was not a member in an earlier epoch; 1: there may be members tha
 (empty: none did); the members that it knows. A scope that no member pushed counts as requested at
 that time. Returns 2 if the quarantine had already ended, 0 if the epoch is another one."""
 
-BEAT: Final = """
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local old = string.format('%.0f', now - ARGV[2])
+BEAT: Final = _timed("""
+local old = whole(now - ARGV[2])
 -- First what takes memory: once a script has written, a store that is full lets it do all.
-local added = redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
-redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
+local added = redis.call('ZADD', KEYS[2], whole(now), ARGV[1])
+redis.call('PEXPIRE', KEYS[3], whole(ARGV[2] / 1000))
 redis.call('PEXPIRE', KEYS[5], 604800000)
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words', 'floor', 'gone')
 if E[1] == ARGV[4] and ARGV[5] ~= '0' then
@@ -491,14 +512,13 @@ local gone, left = tonumber(E[5]) or -1, math.max(0, (tonumber(E[2]) or 0) - now
 if left == 0 then gone = math.max(gone, tonumber(E[4]) or -1) end
 if redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', old) > 0 and E[1] then
   gone = math.max(gone, now)
-  redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', now))
+  redis.call('HSET', KEYS[1], 'gone', whole(now))
 end
 if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
-return {E[1] or '', left, string.format('%.0f', now),
-  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), tonumber(E[3]) or 0,
-  ARGV[6] == '0' and redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES') or {}, added,
-  string.format('%.0f', gone)}
-"""
+return {E[1] or '', left, whole(now), redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'),
+  tonumber(E[3]) or 0, ARGV[6] == '0' and redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES') or {},
+  added, whole(gone)}
+""")
 """A member's heartbeat. KEYS: the epoch, the members, the overrides (which expire with the last
 member), when each member read the list of members, and the records of the overrides. ARGV: the
 member; how long a silent member is remembered; the channel on which to announce a newcomer (empty:
@@ -513,13 +533,12 @@ list; and when the latest member left whose clocks only the store has (-1: none 
 BEAT_FORM: Final = tuple[bytes, int, bytes, list[bytes], int, list[bytes], int, bytes]
 """The type of that answer."""
 
-LEAVE: Final = """
-local time = redis.call('TIME')
+LEAVE: Final = _timed("""
 redis.call('ZREM', KEYS[2], ARGV[1])
 if redis.call('HGET', KEYS[1], 'id') == ARGV[2] then
-  redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', time[1] * 1000000 + time[2]))
+  redis.call('HSET', KEYS[1], 'gone', whole(now))
 end
-"""
+""")
 """Remove a member that leaves. KEYS: the epoch, the members. ARGV: the member, the epoch."""
 
 CLAIM: Final = """

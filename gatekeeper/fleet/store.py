@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
@@ -166,9 +166,7 @@ class Store:
         while len(self._nodes) > _MAX_NODES:
             old.append(self._nodes.pop(1))
         self._nodes.append(self._new_client(parts.geturl(), parts, dict(self._client_options)))
-        for client in old:
-            with suppress(*self._errors):
-                await client.connection_pool.disconnect(inuse_connections=True)
+        await asyncio.gather(*map(self._close, old))
 
     def _new_client(self, url: str, parts: SplitResult, options: dict[str, Any]) -> Any:
         try:
@@ -182,13 +180,15 @@ class Store:
         """Create a client for redis+sentinel://user:password@host:port,host:port/master/database."""
         from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415
 
-        _, _, hosts = parts.netloc.rpartition("@")
-        places = [_host_and_port(one) for one in hosts.split(",")]
+        credentials, at, hosts = parts.netloc.rpartition("@")
+        asked_at = [urlsplit(f"//{one}") for one in hosts.split(",")]
+        places = [(one.hostname or "", one.port or 26379) for one in asked_at]
         name, _, database = parts.path.lstrip("/").partition("/")
         if not name or not all(host for host, _ in places):
             raise ValueError("write redis+sentinel://host:port,host:port/NAME (of the master)")
         # redis-py parses the query, both for the store and for its Sentinels.
-        query: Any = self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
+        plain = f"redis://{credentials}{at}x/{database}?{parts.query}"
+        query: Any = self._redis.connection.parse_url(plain)
         del query["host"]
         if parts.scheme == "rediss+sentinel":
             query["ssl"] = True
@@ -198,7 +198,7 @@ class Store:
             "socket_timeout": SENTINEL_DEADLINE,
             "socket_connect_timeout": SENTINEL_DEADLINE,
         }
-        own = {**options, **_credentials(parts)}
+        own = dict(options)
         for key, value in query.items():
             if key.startswith(("sentinel_", "ssl")):
                 asked[key.removeprefix("sentinel_")] = value
@@ -578,17 +578,6 @@ def _problem_of(url: str, parts: SplitResult) -> str:
     if database and not database.isdecimal():
         return f"must end with a database: {database!r} is not a database number"
     return ""
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    """Parse the host and port of a Sentinel."""
-    parts = urlsplit(f"//{text}")
-    return parts.hostname or "", parts.port or 26379
-
-
-def _credentials(parts: SplitResult) -> dict[str, str]:
-    given = {"username": parts.username, "password": parts.password}
-    return {name: unquote(value) for name, value in given.items() if value}
 
 
 _ADD_CREDENTIALS = "add a user and a password to it, with the rights that docs/fleet.md lists"

@@ -38,7 +38,7 @@ class GateFollower(Protocol):
     Its methods must be short and must not raise.
     """
 
-    def learnt(self, record: Record) -> None:
+    def learnt(self, record: Record) -> object:
         """Called with a new record, just before it is cached."""
 
     def rules_changed(self) -> None:

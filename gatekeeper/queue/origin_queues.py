@@ -268,11 +268,7 @@ class OriginQueues:
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        path: str | Path | None,
-        in_memory: int,
-        joiners: Joiners,
+        self, clock: Clock, path: str | Path | None, in_memory: int, joiners: Joiners
     ) -> None:
         """`path` and `in_memory` are those of `PoliteQueue`. `joiners` is notified of each origin
         that becomes ready or empty."""

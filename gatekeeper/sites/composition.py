@@ -572,11 +572,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def diff(
-    old: RobotsTxt,
-    new: RobotsTxt,
-    *,
-    agents: Iterable[str] | None = None,
-    urls: Iterable[str] = (),
+    old: RobotsTxt, new: RobotsTxt, *, agents: Iterable[str] | None = None, urls: Iterable[str] = ()
 ) -> Difference:
     """Return the verdicts that differ between two files, with both deciding lines.
 

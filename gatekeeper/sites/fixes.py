@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from urllib.parse import quote
 
 from gatekeeper.robots import signals, timing
 from gatekeeper.robots.groups import records_of
@@ -73,10 +74,6 @@ def _agents_apart(text: str) -> list[str] | None:
     return [text[:start] + first + text[end:], *(f"{field}: {name}" for name in others)]
 
 
-def _percent(found: re.Match[str]) -> str:
-    return "".join(f"%{octet:02X}" for octet in found[0].encode())
-
-
 def _escaped(found: re.Pattern[str], escape: _Escape, text: str) -> list[str]:
     start, end = parts_of(text).value
     return [text[:start] + found.sub(escape, text[start:end]) + text[end:]]
@@ -92,7 +89,7 @@ _RESTORING: dict[str, _Fix] = {
     "agent-list": _agents_apart,
 }
 _KEEPING: dict[str, _Fix] = {
-    "unescaped-non-ascii": partial(_escaped, NOT_ASCII, _percent),
+    "unescaped-non-ascii": partial(_escaped, NOT_ASCII, lambda found: quote(found[0])),
     "bad-escape": partial(_escaped, BAD_ESCAPE, "%25"),
     "missing-blank-line": lambda text: ["", text],
     "duplicate-rule": lambda _: [],

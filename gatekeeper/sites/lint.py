@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -138,44 +138,11 @@ CODES: dict[str, Code] = {
 }
 
 
-class TooManyFindings(Exception):
-    """Raised when the report is full."""
-
-
-class FindingList:
-    """Collects findings, at most `limit`."""
-
-    __slots__ = ("cut", "found", "limit", "skipped")
-
-    def __init__(self, limit: int = MAX_FINDINGS) -> None:
-        self.found: list[Finding] = []
-        self.limit: int = limit
-        self.cut: bool = False
-        """Whether there are more findings than it takes."""
-        self.skipped: frozenset[str] = frozenset()
-        """Codes that are not reported."""
-
-    def add(self, line: int, code: str, detail: str = "", severity: Severity | None = None) -> None:
-        """Add a finding with the meaning of its code and an optional detail.
-
-        Raises TooManyFindings if the list is full; the findings in it remain.
-        """
-        if code in self.skipped:
-            return
-        if len(self.found) >= self.limit:
-            self.cut = True
-            raise TooManyFindings
-        entry = CODES[code]
-        message = f"{entry.meaning} {detail}" if detail else entry.meaning
-        self.found.append(Finding(line, code, severity or entry.severity, message))
-
-    def result(self) -> tuple[Finding, ...]:
-        """Return all findings sorted by line. If there are more, a last one reports that."""
-        found = sorted(self.found, key=lambda finding: (finding.line, finding.code))
-        if self.cut:
-            entry = CODES["too-many"]
-            found.append(Finding(0, "too-many", entry.severity, entry.meaning))
-        return tuple(found)
+def _found(line: int, code: str, detail: str = "", severity: Severity | None = None) -> Finding:
+    """Return a finding with the meaning of its code and an optional detail."""
+    entry = CODES[code]
+    message = f"{entry.meaning} {detail}" if detail else entry.meaning
+    return Finding(line, code, severity or entry.severity, message)
 
 
 AGENT_SEPARATOR = re.compile("[,;|]")
@@ -221,21 +188,21 @@ def _listed(agents: Sequence[str]) -> str:
     return ", ".join([*map(quoted, agents[:3]), *others])
 
 
-def check_agent(report: FindingList, line: TextLine) -> None:
+def check_agent(line: TextLine) -> Iterator[Finding]:
     """Check that a user-agent line names a product token or `*`."""
     number, value = line.number, line.value
     if not value:
-        report.add(number, "empty-agent")
+        yield _found(number, "empty-agent")
     elif ODD_BLANK.search(value):
-        report.add(number, "odd-blank", quoted(value))
+        yield _found(number, "odd-blank", quoted(value))
     elif SECOND_RECORD.search(value):
         return
     elif AGENT_SEPARATOR.search(value):
-        report.add(number, "agent-list", quoted(value))
+        yield _found(number, "agent-list", quoted(value))
     elif not _MATCHES_A_ROBOT.match(value):
-        report.add(number, "odd-agent", f"{quoted(value)} matches no robot.", Severity.ERROR)
+        yield _found(number, "odd-agent", f"{quoted(value)} matches no robot.", Severity.ERROR)
     elif not TOKEN.match(value):
-        report.add(number, "odd-agent", quoted(value))
+        yield _found(number, "odd-agent", quoted(value))
 
 
 def field_without_colon(text: str) -> str | None:
@@ -253,16 +220,16 @@ def field_without_colon(text: str) -> str | None:
     return field if field in KNOWN_FIELDS else None
 
 
-def check_version(report: FindingList, line: int, value: str) -> None:
+def check_version(line: int, value: str) -> Iterator[Finding]:
     """Check a correctly placed Robot-version (the 2.0 draft, V2-08 to V2-12)."""
     found = _VERSION.match(value)
     major = int(found[1]) if found else 0
     if found is None or major == 0:
-        report.add(line, "bad-version", quoted(value))
+        yield _found(line, "bad-version", quoted(value))
     elif int(found[2]) % 2:
-        report.add(line, "experimental-version")
+        yield _found(line, "experimental-version")
     elif major > 2:
-        report.add(line, "newer-version")
+        yield _found(line, "newer-version")
 
 
 def spelling(field: str) -> str | None:
@@ -300,7 +267,7 @@ _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
 _EVERYTHING = frozenset({"", "/", "*", "/*"})
 
 
-def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
+def check_groups(groups: Sequence[Group]) -> Iterator[Finding]:
     """Check all groups of a file in one pass."""
     seen: dict[str, int] = {}
     stars = (each.line for each in groups if "*" in each.agents and any(map(_denies, each.rules)))
@@ -311,32 +278,32 @@ def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
             if first == group.line:
                 continue
             if agent == "*" and group.dialect is not Dialect.RFC9309:
-                report.add(group.line, "several-star-groups", f"The first is in line {first}.")
+                yield _found(group.line, "several-star-groups", f"The first is in line {first}.")
             else:
-                report.add(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
-        _check_group(report, group, star_line)
-    _check_exempt(report, groups)
+                yield _found(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
+        yield from _check_group(group, star_line)
+    yield from _check_exempt(groups)
 
 
-def _check_group(report: FindingList, group: Group, star_line: int) -> None:
+def _check_group(group: Group, star_line: int) -> Iterator[Finding]:
     """Check one group. `star_line` is the line of a group for `*` that forbids something, or 0."""
     detail = ""
     if star_line and "*" not in group.agents:
         detail = f"Its robots do not obey the rules for `*` in line {star_line} either."
     if not group.rules:
         severity = Severity.WARNING if detail else None
-        report.add(group.line, "group-without-rules", detail, severity)
+        yield _found(group.line, "group-without-rules", detail, severity)
         return
     for rule in group.rules:
         if rule.value:
-            _check_value(report, rule, group.dialect)
+            yield from _check_value(rule, group.dialect)
     rules = [rule for rule in group.rules if rule.value]
     if rules and _is_whitelist(group.rules):
-        report.add(rules[0].line, "lone-allow", detail)
+        yield _found(rules[0].line, "lone-allow", detail)
     if group.dialect in {Dialect.R1996, Dialect.V2}:
-        _check_order(report, rules, group.dialect)
+        yield from _check_order(rules, group.dialect)
     else:
-        _check_longest(report, rules)
+        yield from _check_longest(rules)
 
 
 def _is_whitelist(rules: Sequence[Rule]) -> bool:
@@ -344,7 +311,7 @@ def _is_whitelist(rules: Sequence[Rule]) -> bool:
     return all(_allows(rule) and squeeze(rule.value) not in _EVERYTHING for rule in rules)
 
 
-def _check_exempt(report: FindingList, groups: Sequence[Group]) -> None:
+def _check_exempt(groups: Sequence[Group]) -> Iterator[Finding]:
     """Report each named robot whose groups do not deny what a rule for `*` denies.
 
     If either is denied everything, the exception is made on purpose. A rule is compared with equal
@@ -383,7 +350,7 @@ def _check_exempt(report: FindingList, groups: Sequence[Group]) -> None:
         if lost:
             lost[3:] = [f"{len(lost) - 3} more"] if len(lost) > 3 else []
             detail = f"Not obeyed by {_listed(agents)}: {', '.join(lost)}."
-            report.add(lines[0], "named-group-exempts", detail)
+            yield _found(lines[0], "named-group-exempts", detail)
 
 
 def _robots_together(groups: Sequence[Group]) -> dict[tuple[int, ...], list[str]]:
@@ -413,27 +380,27 @@ def _meaning(rule: Rule) -> str:
     return pattern if pattern.endswith("$") else pattern.rstrip("*")
 
 
-def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
+def _check_value(rule: Rule, dialect: Dialect) -> Iterator[Finding]:
     value = rule.value
     if (" " in value or "\t" in value) and not SECOND_RECORD.search(value):
-        report.add(rule.line, "blank-in-value", quoted(value))
+        yield _found(rule.line, "blank-in-value", quoted(value))
     if "#" in rule.text and dialect is not Dialect.V2 and _CUT_BY_HASH.match(rule.text):
-        report.add(rule.line, "hash-in-path", f"Only {quoted(value)} is read; write %23.")
+        yield _found(rule.line, "hash-in-path", f"Only {quoted(value)} is read; write %23.")
     if not value.isascii():
         code = "odd-blank" if ODD_END.search(value) else "unescaped-non-ascii"
-        report.add(rule.line, code, quoted(value))
+        yield _found(rule.line, code, quoted(value))
     if "%" in value and BAD_ESCAPE.search(value):
-        report.add(rule.line, "bad-escape", quoted(value))
+        yield _found(rule.line, "bad-escape", quoted(value))
     if (REGEX_SYNTAX_V2 if dialect is Dialect.V2 else REGEX_SYNTAX).search(value):
-        report.add(rule.line, "regular-expression", quoted(value))
+        yield _found(rule.line, "regular-expression", quoted(value))
     if is_robots_txt(value):
-        report.add(rule.line, "robots-txt-rule")
+        yield _found(rule.line, "robots-txt-rule")
     if reason := _unmatchable(value, dialect):
-        report.add(rule.line, "unmatchable-rule", reason)
+        yield _found(rule.line, "unmatchable-rule", reason)
     elif dialect is Dialect.RFC9309 and "$" in value[:-1]:
-        report.add(rule.line, "dollar-inside", quoted(value))
+        yield _found(rule.line, "dollar-inside", quoted(value))
     elif dialect in {Dialect.R1994, Dialect.R1996} and "*" in value:
-        report.add(rule.line, "literal-star", quoted(value))
+        yield _found(rule.line, "literal-star", quoted(value))
 
 
 def _unmatchable(value: str, dialect: Dialect) -> str:
@@ -450,7 +417,7 @@ def _unmatchable(value: str, dialect: Dialect) -> str:
     return ""
 
 
-def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
+def _check_longest(rules: Sequence[Rule]) -> Iterator[Finding]:
     """Check the rules of RFC 9309, and of 1994, which has only Disallow: their order has no
     meaning.
 
@@ -467,15 +434,15 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
         if other is rule:
             continue
         if _allows(other) == _allows(rule):
-            report.add(rule.line, "duplicate-rule", f"It repeats line {other.line}.")
+            yield _found(rule.line, "duplicate-rule", f"It repeats line {other.line}.")
         else:
             winner, loser = (rule, other) if rank > other_rank else (other, rule)
-            report.add(loser.line, "unreachable-rule", f"Line {winner.line} decides.")
+            yield _found(loser.line, "unreachable-rule", f"Line {winner.line} decides.")
         if rank > other_rank:
             deciding[key] = rank, rule
 
 
-def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -> None:
+def _check_order(rules: Sequence[Rule], dialect: Dialect) -> Iterator[Finding]:
     """Check the rules of 1996 and 2.0, where the first match decides: a rule covered by an earlier
     one is unreachable.
 
@@ -499,9 +466,9 @@ def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -
             if lengths[place - 1 : place] != [len(value)]:
                 lengths.insert(place, len(value))
         elif _allows(earlier) == _allows(rule) and earlier.value == rule.value:
-            report.add(rule.line, "duplicate-rule", f"It repeats line {earlier.line}.")
+            yield _found(rule.line, "duplicate-rule", f"It repeats line {earlier.line}.")
         else:
-            report.add(rule.line, "unreachable-rule", f"Line {earlier.line} decides.")
+            yield _found(rule.line, "unreachable-rule", f"Line {earlier.line} decides.")
 
 
 def _denies(rule: Rule) -> bool:
@@ -529,51 +496,57 @@ def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, 
     >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
     [(1, 'group-without-rules'), (2, 'misspelt-field')]
     """
-    text, report = robots.octets, FindingList(limit)
-    with suppress(TooManyFindings):
-        _check_file(report, robots, text)
-        reader = _LineChecks(report, robots.forced)
-        for line in iter_lines(text):
-            reader.read(line)
-        reader.end()
-        check_groups(report, robots.groups)
+    text = robots.octets
+    every = _every(robots, text)
+    if _HTML.match(text):
+        every = (one for one in every if one.code not in _NOT_IN_PAGES)
+    found = sorted(islice(every, limit), key=lambda one: (one.line, one.code))
+    if next(every, None) is not None:
+        found.append(_found(0, "too-many"))
     lines = text.split("\n")
     return tuple(
         located(one, to_unicode(lines[one.line - 1]), CODES[one.code].part)
         if 0 < one.line <= len(lines)
         else one
-        for one in report.result()
+        for one in found
     )
 
 
 def coding_findings(coding: str) -> tuple[Finding, ...]:
     """Return the finding about a Content-Encoding that names no registered coding (RFC 9110 section
     8.4.1, HTTP-14), such as `utf-8`; none if it is empty."""
-    report = FindingList()
-    if coding:
-        detail = f"Its Content-Encoding {quoted(coding)} is no coding, and is ignored."
-        report.add(0, "encoding", detail)
-    return report.result()
+    if not coding:
+        return ()
+    detail = f"Its Content-Encoding {quoted(coding)} is no coding, and is ignored."
+    return (_found(0, "encoding", detail),)
 
 
-def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> None:
+def _every(robots: RobotsTxt, text: str) -> Iterator[Finding]:
+    """Yield every finding: first those of the file, then of its lines, then of its groups."""
+    yield from _check_file(robots, text)
+    reader = _LineChecks(robots.forced)
+    for line in iter_lines(text):
+        yield from reader.read(line)
+    yield from reader.end()
+    yield from check_groups(robots.groups)
+
+
+def _check_file(robots: RobotsTxt, text: str) -> Iterator[Finding]:
     """Check the file as a whole."""
     if robots.bom == "utf-8":
-        report.add(1, "bom")
+        yield _found(1, "bom")
     elif robots.bom:
-        report.add(1, "encoding", f"It had to be transcoded from {robots.bom}.")
+        yield _found(1, "encoding", f"It had to be transcoded from {robots.bom}.")
     if robots.truncated:
-        report.add(text.count("\n") + 1, "truncated")
+        yield _found(text.count("\n") + 1, "truncated")
     if _HTML.match(text):
-        report.add(1, "html")
-        report.skipped = _NOT_IN_PAGES
+        yield _found(1, "html")
 
 
 class _LineChecks:
     """Checks line by line."""
 
-    def __init__(self, report: FindingList, dialect: Dialect | None) -> None:
-        self._report = report
+    def __init__(self, dialect: Dialect | None) -> None:
         self._blank_ends_record = dialect is not None and dialect is not Dialect.RFC9309
         """Whether blank lines end a record (the 1994 standard, R94-03)."""
         self._any_record = False
@@ -601,30 +574,30 @@ class _LineChecks:
         """Line numbers of what stands between user-agent lines of the group, and the agents above
         and below it; to be reported with the first rule that they share."""
 
-    def read(self, line: TextLine) -> None:
+    def read(self, line: TextLine) -> Iterator[Finding]:
         """Check one line and update the state for the following ones."""
         if line.spoilt:
-            self._report.add(line.number, "control", "", Severity.ERROR if line.field else None)
+            yield _found(line.number, "control", "", Severity.ERROR if line.field else None)
             self._between = self._between or line.number
             return
         if "\ufffd" in line.text:
-            self._report.add(line.number, "not-utf8")
+            yield _found(line.number, "not-utf8")
         if line.field:
-            self._record(line)
+            yield from self._record(line)
         elif not line.text.strip(" \t"):
             self._blank_line(line.number)
         elif not line.text.lstrip(" \t").startswith("#"):  # a comment line is no boundary (R94-06)
             self._version_fits = False
             self._between = self._between or line.number
-            self._no_colon(line)
+            yield from self._no_colon(line)
 
-    def end(self) -> None:
+    def end(self) -> Iterator[Finding]:
         """Report what only the whole file shows."""
-        self._end_joined("the same records.")
+        yield from self._end_joined("the same records.")
         if not self._any_record:
-            self._report.add(0, "empty")
+            yield _found(0, "empty")
         elif self._any_for_group and not self._any_agent:
-            self._report.add(0, "no-group")
+            yield _found(0, "no-group")
 
     def _blank_line(self, number: int) -> None:
         self._record_open = False
@@ -634,26 +607,26 @@ class _LineChecks:
         if self._blank_ends_record:
             self._in_group = False
 
-    def _record(self, line: TextLine) -> None:
+    def _record(self, line: TextLine) -> Iterator[Finding]:
         self._any_record = True
         self._any_for_group |= line.field not in _NEEDS_NO_GROUP
         second = SECOND_RECORD.search(line.value) if ":" in line.value else None
         if second and line.field in KNOWN_FIELDS and line.field != "comment":
-            self._report.add(line.number, "several-records", quoted(line.value[second.start() :]))
+            yield _found(line.number, "several-records", quoted(line.value[second.start() :]))
         if line.field == "user-agent":
-            self._agent(line)
+            yield from self._agent(line)
         elif line.field in {"allow", "disallow"}:
-            self._rule(line)
+            yield from self._rule(line)
         else:
             self._between = self._between or line.number
-            self._other(line)
+            yield from self._other(line)
             self._version_fits = False
 
-    def _agent(self, line: TextLine) -> None:
+    def _agent(self, line: TextLine) -> Iterator[Finding]:
         if not self._in_group or self._has_rule:
             if self._record_open:
-                self._report.add(line.number, "missing-blank-line")
-            self._end_joined("the same records.")
+                yield _found(line.number, "missing-blank-line")
+            yield from self._end_joined("the same records.")
             self._has_rule = False
             self._version_line = 0
             self._agents.clear()
@@ -662,81 +635,81 @@ class _LineChecks:
         self._between = self._blank_in_group = 0
         self._agents.append(line.value)
         if self._version_line and self._record_open:  # V2-06: it must follow the last one
-            self._report.add(self._version_line, "misplaced-version")
+            yield _found(self._version_line, "misplaced-version")
             self._version_line = 0
         self._any_agent = self._in_group = self._version_fits = self._record_open = True
-        check_agent(self._report, line)
+        yield from check_agent(line)
 
-    def _rule(self, line: TextLine) -> None:
+    def _rule(self, line: TextLine) -> Iterator[Finding]:
         self._version_fits = False
         if not self._in_group:
-            self._report.add(line.number, "rule-outside-group")
+            yield _found(line.number, "rule-outside-group")
             return
         if self._blank_in_group and not self._has_rule:
-            self._report.add(self._blank_in_group, "blank-inside-group")
-        self._end_joined(f"{quoted(line.text.strip())} in line {line.number}.")
+            yield _found(self._blank_in_group, "blank-inside-group")
+        yield from self._end_joined(f"{quoted(line.text.strip())} in line {line.number}.")
         self._has_rule = True
         self._blank_in_group = 0
 
-    def _end_joined(self, shared: str) -> None:
+    def _end_joined(self, shared: str) -> Iterator[Finding]:
         """Report the joined groups; `shared` is what all of their agents obey."""
         for number, agents in self._joined:
-            self._report.add(number, "joined-groups", f"{agents} obey {shared}")
+            yield _found(number, "joined-groups", f"{agents} obey {shared}")
         self._joined.clear()
 
-    def _other(self, line: TextLine) -> None:
+    def _other(self, line: TextLine) -> Iterator[Finding]:
         if line.field not in KNOWN_FIELDS:
             meant = spelling(line.field)
             if meant is not None:
-                self._report.add(line.number, "misspelt-field", f"Did you mean {meant}?")
+                yield _found(line.number, "misspelt-field", f"Did you mean {meant}?")
             elif field_without_colon(line.text):
-                self._no_colon(line)
+                yield from self._no_colon(line)
             elif line.field in _INDEXING:
                 detail = f"{quoted(line.field)}: search engines read X-Robots-Tag headers instead."
-                self._report.add(line.number, "unknown-field", detail, Severity.WARNING)
+                yield _found(line.number, "unknown-field", detail, Severity.WARNING)
             else:
-                self._report.add(line.number, "unknown-field", quoted(line.field))
+                yield _found(line.number, "unknown-field", quoted(line.field))
             return
         # A Content-Signal applies to the file only before the first group (SIG-12).
         if not self._in_group and (
             line.field not in _OUTSIDE_GROUPS
             or (line.field == "content-signal" and self._any_agent)
         ):
-            self._report.add(line.number, "record-outside-group")
+            yield _found(line.number, "record-outside-group")
         read = _READERS.get(line.field)
         if read is not None and read(line.value) is None:
-            self._report.add(line.number, f"bad-{line.field}", quoted(line.value))
+            yield _found(line.number, f"bad-{line.field}", quoted(line.value))
         elif line.field == "content-usage":
-            self._content_usage(line.number, line.value)
+            yield from self._content_usage(line.number, line.value)
         elif line.field == "robot-version":
-            self._robot_version(line.number, line.value)
+            yield from self._robot_version(line.number, line.value)
 
-    def _no_colon(self, line: TextLine) -> None:
+    def _no_colon(self, line: TextLine) -> Iterator[Finding]:
         # After a known field, and where a path has none, a directive that robots should obey is
         # lost.
         lost = field_without_colon(line.text) or _BARE_PATH.match(line.text)
         error = Severity.ERROR if lost else None
-        self._report.add(line.number, "no-colon", quoted(line.text), error)
+        yield _found(line.number, "no-colon", quoted(line.text), error)
 
-    def _content_usage(self, line: int, value: str) -> None:
+    def _content_usage(self, line: int, value: str) -> Iterator[Finding]:
         labels = signals.usage_labels(signals.split_content_usage(value)[1])
         if not labels or not any(labels.values()):
-            self._report.add(line, "bad-content-usage", quoted(value))
+            yield _found(line, "bad-content-usage", quoted(value))
             return
         unusable = [label for label in labels if label in signals.CATEGORIES and not labels[label]]
         if unusable:
-            self._report.add(line, "bad-content-usage", quoted(", ".join(unusable)))
+            yield _found(line, "bad-content-usage", quoted(", ".join(unusable)))
         unknown = [label for label in labels if label not in signals.CATEGORIES]
         if unknown:
-            self._report.add(line, "unknown-usage-label", quoted(", ".join(unknown)))
+            yield _found(line, "unknown-usage-label", quoted(", ".join(unknown)))
 
-    def _robot_version(self, line: int, value: str) -> None:
+    def _robot_version(self, line: int, value: str) -> Iterator[Finding]:
         if self._version_fits:
             self._version_line = line
-            check_version(self._report, line, value)
+            yield from check_version(line, value)
         else:
             code = "repeated-version" if self._version_line else "misplaced-version"
-            self._report.add(line, code)
+            yield _found(line, code)
 
 
 def _parse_signal(value: str) -> bool | None:

@@ -383,8 +383,7 @@ class _Walk:
 
     def _needed(self, state: _State) -> int:
         return max(
-            (rule.needed(one) for rule, one in zip(self._must, state.must, strict=True)),
-            default=0,
+            (rule.needed(one) for rule, one in zip(self._must, state.must, strict=True)), default=0
         )
 
     def _is_found(self, state: _State) -> bool:

@@ -555,8 +555,8 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
     one = await join()
     await silence(one)
     server.ask("FLUSHALL")
-    identity = await store_of(one).connect()
-    await one._push_all(await one._determine_epoch(identity))
+    await store_of(one).connect()
+    await one._push_all(await one._determine_epoch())
     server.ask("FLUSHALL")
     one._epoch = ""
     assert (await again(one, "a:1", "h")).seconds > HOLD
