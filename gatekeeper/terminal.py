@@ -13,7 +13,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 from gatekeeper.errors import ConfigError, InvalidURL
 
@@ -25,17 +26,6 @@ NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
 BOM = b"\xef\xbb\xbf"
 """The UTF-8 byte order mark, which some editors put before the first line."""
-
-
-class CallSettings(Protocol):
-    """What a command reads of its effective settings."""
-
-    @property
-    def config(self) -> Config:
-        """Every setting."""
-
-    def identity(self) -> str:
-        """Return the User-Agent: the configured one, or a default."""
 
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -86,15 +76,18 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     `stream` is stdout unless given. NO_COLOR (no-color.org) and TERM=dumb switch colours off,
     FORCE_COLOR switches them on.
     """
-    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if _coloured(stream or sys.stdout) else text
+    given, stream = os.environ.get, stream or sys.stdout
+    wanted = given("FORCE_COLOR") or (stream.isatty() and given("TERM") != "dumb")
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wanted and not given("NO_COLOR") else text
 
 
-def _coloured(stream: TextIO) -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+def counted(number: int, noun: str) -> str:
+    """Return how many there are, for people.
+
+    >>> counted(1, "error"), counted(2, "error")
+    ('1 error', '2 errors')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def log_to_stderr() -> None:
@@ -107,7 +100,13 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def open_gate(settings: CallSettings, *, overrides: bool = True) -> Gatekeeper:
+def identity_of(config: Config) -> str:
+    """Return the effective User-Agent: the configured one or the default."""
+    version = import_module("gatekeeper").__version__  # no import of its products
+    return config.user_agent or f"gatekeeper/{version.rpartition('.')[0]}"
+
+
+def open_gate(config: Config, *, overrides: bool = True) -> Gatekeeper:
     """Return a gate for a short-lived command. It stores nothing unless storage.path is set.
 
     `overrides`: with the operator's allow and deny. Without them it asks about the site only.
@@ -116,27 +115,36 @@ def open_gate(settings: CallSettings, *, overrides: bool = True) -> Gatekeeper:
 
     from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
 
-    config = settings.config
     if not overrides:
         config = replace(config, host=tuple(replace(one, robots="obey") for one in config.host))
-    return Gatekeeper(settings.identity(), config=config)
+    return Gatekeeper(identity_of(config), config=config)
 
 
-def warn_if_anonymous(settings: CallSettings) -> None:
+def warn_if_anonymous(config: Config) -> None:
     """Print a warning if no identity is set, or if its product token may surprise its owner."""
     from gatekeeper.robots.parser import token_warning  # noqa: PLC0415
 
-    warning = token_warning(settings.identity())
+    identity = identity_of(config)
+    warning = token_warning(identity)
     if warning is not None:
         print(f"{NAME}: {warning}", file=sys.stderr)
         warnings.filterwarnings("ignore", re.escape(warning), UserWarning)  # the gate's own
-    if settings.config.user_agent is None:
+    if config.user_agent is None:
         print(
-            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
+            f"{NAME}: no identity is set, so sites see {identity!r}; give them a way "
             'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
             "the configuration",
             file=sys.stderr,
         )
+
+
+def agent_for(config: Config, sidecar: str | None) -> str | None:
+    """Return the User-Agent of a gate of our own, or what is set for asking a sidecar, which has an
+    identity of its own."""
+    if sidecar is not None:
+        return config.user_agent
+    warn_if_anonymous(config)
+    return identity_of(config)
 
 
 def did_you_mean(unknown: str, names: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
@@ -174,9 +182,9 @@ def url_of_line(line: bytes) -> str | None:
     return text if text and not text.startswith("#") else None
 
 
-def standard_input_lines() -> Iterator[str]:
-    """Yield the URLs from standard input, one per line. Raises ConfigError if it is closed."""
-    for number, line in enumerate(standard_input()):
+def urls_of(lines: Iterable[bytes]) -> Iterator[str]:
+    """Yield the URLs in lines, without blank ones and comments."""
+    for number, line in enumerate(lines):
         url = url_of_line(line if number else line.removeprefix(BOM))
         if url is not None:
             yield url

@@ -42,8 +42,6 @@ _NAME = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 as_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
-UNENCODABLE = (ValueError, TypeError, OverflowError)
-"""What `as_json` raises for values that JSON can't hold: see `encode`."""
 
 
 class BadLine(ValueError):
@@ -80,7 +78,7 @@ def encode(line: Any, as_json: Callable[[Any], bytes] = as_json) -> bytes:
     as half a character, is escaped."""
     try:
         return as_json(line)
-    except UNENCODABLE:
+    except (ValueError, TypeError, OverflowError):
         return as_json(_encodable(msgspec.to_builtins(line, enc_hook=str)))
 
 

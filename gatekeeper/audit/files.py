@@ -197,11 +197,17 @@ class TextStore:
     def keep(self, body: bytes) -> str:
         """Store a text, and return its digest. Raises OSError."""
         digest = digest_of(body)
-        if digest not in self.known:
-            self._store(digest, body)
-            if len(self.known) >= _MAX_KNOWN:
-                self.known.clear()
-            self.known[digest] = None
+        if digest in self.known:
+            return digest
+        path = self._folder / text_path(digest)
+        if not path.exists():
+            make_folder(path.parent.parent)
+            make_folder(path.parent)
+            with whole_file(path) as file:
+                file.write(gzip.compress(body, 0 if len(body) >= LARGE else 6, mtime=0))
+        if len(self.known) >= _MAX_KNOWN:
+            self.known.clear()
+        self.known[digest] = None
         return digest
 
     def remove(self, digests: Iterable[str]) -> None:
@@ -210,12 +216,3 @@ class TextStore:
             if digest not in self.known:
                 with contextlib.suppress(OSError):
                     (self._folder / text_path(digest)).unlink()
-
-    def _store(self, digest: str, body: bytes) -> None:
-        path = self._folder / text_path(digest)
-        if path.exists():
-            return
-        make_folder(path.parent.parent)
-        make_folder(path.parent)
-        with whole_file(path) as file:
-            file.write(gzip.compress(body, 0 if len(body) >= LARGE else 6, mtime=0))

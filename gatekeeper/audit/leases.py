@@ -92,8 +92,7 @@ class AuditedGrant(Grant, eq=False):
     def release(self, now: float | None = None) -> None:
         """Write the outcome, and end the grant."""
         if self.open and self.audit is not None:
-            audit, self.audit = self.audit, None
-            audit.ended(self)
+            self.audit.ended(self)
         Grant.release(self, now)
 
     def _withdraw(self, outcome: Outcome) -> None:

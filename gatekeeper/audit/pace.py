@@ -46,15 +46,18 @@ class LeaseStart(msgspec.Struct, gc=False):
     """Of the interval."""
 
 
-class HeldScope(NamedTuple):
+class HeldSpan(NamedTuple):
     """A block or a pause of a scope, in seconds since 1970."""
 
-    scope: str
     since: float
     until: float
     """Without end: a pause."""
-    own: bool
-    """The process of the lease itself said so."""
+    chain: int
+    """The one that says so."""
+    reason: str | None = None
+
+
+_NO_HOLD: Final = HeldSpan(0.0, -_INF, -1)
 
 
 class ScopeLog(msgspec.Struct):
@@ -64,13 +67,8 @@ class ScopeLog(msgspec.Struct):
     """The last ones, ordered by time."""
     open: int = 0
     """Leases without an outcome yet."""
-    blocked_until: float = 0.0
-    blocked_since: float = 0.0
-    blocked_by: int = -1
-    """The chain that says so."""
-    block_reason: str | None = None
-    paused_since: float = _INF
-    paused_by: int = -1
+    block: HeldSpan = _NO_HOLD
+    pause: HeldSpan = _NO_HOLD
     shortest: float = _INF
     """The shortest time between two starts in seconds, and the interval in force then."""
     interval_then: float = 0.0
@@ -83,8 +81,8 @@ class PendingLease(msgspec.Struct):
     grant: LeaseStart
     """As far as it is known: the time of the grant."""
     scopes: list[tuple[ScopeLog, ScopeInForce]]
-    holds: list[HeldScope]
-    """The blocks and pauses that the record has before the grant."""
+    holds: list[tuple[str, HeldSpan]]
+    """The blocks and pauses that the record has before the grant, by scope."""
 
 
 class Pace:
@@ -109,13 +107,9 @@ class Pace:
         scopes = [(self.scopes[one.scope], one) for one in line.scopes]
         holds = []
         for log, one in scopes:
-            lifted = line.robots and log.block_reason == _NAME_IS_GONE
-            if log.blocked_until > wall and not lifted:
-                own, since, until = chain == log.blocked_by, log.blocked_since, log.blocked_until
-                holds.append(HeldScope(one.scope, since, until, own))
-            if log.paused_since < _INF:
-                own = chain == log.paused_by
-                holds.append(HeldScope(one.scope, log.paused_since, _INF, own))
+            lifted = line.robots and log.block.reason == _NAME_IS_GONE
+            found = (log.pause,) if lifted else (log.block, log.pause)
+            holds += [(one.scope, hold) for hold in found if hold.until > wall]
             log.open += 1
         if len(self._open) >= MAX_OPEN:
             yield from self._close(next(iter(self._open)), None)
@@ -150,29 +144,26 @@ class Pace:
         log = self.scopes[line.scope]
         until = wall if line.until is None else line.until.timestamp()
         if until <= wall:
-            log.blocked_until = 0.0
-        elif until > log.blocked_until:
-            log.blocked_until, log.blocked_since = until, wall
-            log.blocked_by, log.block_reason = chain, line.reason
+            log.block = _NO_HOLD
+        elif until > log.block.until:
+            log.block = HeldSpan(wall, until, chain, line.reason)
 
     def pause(self, line: PauseLine, wall: float, chain: int) -> None:
         """Note a pause, or its end."""
-        log = self.scopes[line.scope]
-        log.paused_since, log.paused_by = _INF if line.ended else wall, chain
+        self.scopes[line.scope].pause = _NO_HOLD if line.ended else HeldSpan(wall, _INF, chain)
 
     # --- the checks -----------------------------------------------------------------------------
 
     def _held(self, lease: PendingLease, wall: float) -> Differences:
         """Yield the blocks and pauses in which a request began."""
-        for one in lease.holds:
-            slack = SLACK if one.own else self.tolerance
-            if wall < one.since + (0.0 if one.own else slack):
+        grant = lease.grant
+        for scope, hold in lease.holds:
+            own, left = hold.chain == grant.chain, hold.until - wall
+            if wall < hold.since + (0.0 if own else self.tolerance):
                 continue  # it was granted before
-            left = one.until - wall
-            if left > slack:
+            if left > (SLACK if own else self.tolerance):
                 text = "paused" if left == _INF else f"blocked for {left:.3f} s more"
-                where = lease.grant.file, lease.grant.n
-                yield AuditDifference("pace", *where, f"{one.scope} is {text}")
+                yield AuditDifference("pace", grant.file, grant.n, f"{scope} is {text}")
 
     def _close(self, key: tuple[int, str], start: float | None) -> Differences:
         """End a lease whose request was sent at `start`; None: at its grant, as far as is known."""

@@ -465,19 +465,12 @@ def merged(readers: Iterable[ChainReader]) -> Iterator[ChainEntry]:
     A chain is opened when the others have come to the time at which it began, so that few are open
     at the same time.
     """
-    waiting = sorted(readers, key=lambda one: -one.files.started)
-    heap: list[tuple[ChainEntry, Iterator[ChainEntry]]] = []
-    while waiting or heap:
-        while waiting and (not heap or waiting[-1].files.started <= heap[0][0].wall):
-            entries = waiting.pop().entries()
-            heapq.heappush(heap, (next(entries), entries))
-        entry, entries = heap[0]
-        yield entry
-        following = next(entries, None)
-        if following is None:
-            heapq.heappop(heap)
-        else:
-            heapq.heapreplace(heap, (following, entries))
+    return (entry for entry in heapq.merge(*map(_opened_late, readers)) if entry.file)
+
+
+def _opened_late(reader: ChainReader) -> Iterator[ChainEntry]:
+    yield ChainEntry(reader.files.started, reader.number, None, "")  # no file is open yet
+    yield from reader.entries()
 
 
 def counted(count: int, noun: str) -> str:

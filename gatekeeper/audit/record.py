@@ -83,11 +83,8 @@ class AuditRecord:
         self._texts = TextStore(self._folder)
         self._finding = asyncio.Lock()
         self._refuses = audit.on_failure == "refuse"
-        self._url: Callable[[str], str] = {
-            "full": _whole,
-            "path": _without_query,
-            "digest": self._digest,
-        }[audit.urls]
+        urls = {"full": _whole, "path": _without_query, "digest": self._digest}
+        self._url: Callable[[str], str] = urls[audit.urls]
         self._rules: dict[str, HostRule] = {}
         self._sources: dict[str, str] = {}
         """Where the new file of an origin comes from, if not from the network."""
@@ -97,9 +94,8 @@ class AuditRecord:
         self._robots_leases = 0
         self.signs: bool = config.identity.key is not None
         self.every_decision: bool = audit.what == "decisions"
-        self.decider: Callable[..., Decider] = Decider
-        if self.every_decision:
-            self.decider = partial(AuditedDecider, self)
+        audited = partial(AuditedDecider, self)
+        self.decider: Callable[..., Decider] = audited if self.every_decision else Decider
         self.leases: Callable[..., LeaseManager] = partial(AuditedLeases, self)
         self.robots_lease: Callable[..., RobotsLease] = partial(AuditedRobotsLease, audit=self)
 
@@ -238,51 +234,32 @@ class AuditRecord:
 
     def granted(self, grant: Grant, url: str, decision: Decision, record: Record | None) -> bool:
         """Write the line of a lease for a page. Return False if it may not be granted."""
-        # A grant and its outcome are the cost of the record: their lines are made in as few calls
-        # as is readable.
         text = None if record is None else self._witness(decision, record)
-        clock, rule, lease = self._clock, decision.rule, decision.id
-        line = _GRANT(
-            VERSION,
-            0,
-            "",
-            time_text(clock.wall()),
-            clock.monotonic(),
-            "grant",
-            lease,
-            self._url(url),
-            decision.user_agent,
-            False,
-            lease,
-            decision.reason,
-            None if rule is None else rule.line,
-            text,
-            _scopes(grant),
-        )
-        return self._granted(grant, line)
+        rule, lease = decision.rule, decision.id
+        by = lease, decision.reason, None if rule is None else rule.line, text
+        return self._granted(grant, lease, url, decision.user_agent, False, by)
 
     def robots_granted(self, grant: Grant, target: Target) -> bool:
         """Write the line of a lease for a robots.txt. Return False if it may not be granted."""
         self._robots_leases += 1
-        line = self._writer.line(
-            "grant",
-            lease=f"robots-{self._robots_leases:x}",
-            url=self._url(target.url),
-            agent=self._token,
-            robots=True,
-            decision=None,
-            reason=None,
-            line=None,
-            text=None,
-            scopes=_scopes(grant),
-        )
-        return self._granted(grant, line)
+        lease = f"robots-{self._robots_leases:x}"
+        return self._granted(grant, lease, target.url, self._token, True, (None, None, None, None))
 
-    def _granted(self, grant: Any, line: Any) -> bool:
-        writer = self._writer
+    def _granted(
+        self, grant: Any, lease: str, url: str, agent: str, robots: bool, by: tuple[Any, ...]
+    ) -> bool:
+        """`by`: the decision, its reason, line and text."""
+        # A grant and its outcome are the cost of the record: their lines are made in as few calls
+        # as is readable, and with no list of arguments that has to be copied.
+        clock, writer, url = self._clock, self._writer, self._url(url)
+        t, m, scopes = time_text(clock.wall()), clock.monotonic(), _scopes(grant)
+        id_, why, row, text = by
+        line = _GRANT(
+            VERSION, 0, "", t, m, "grant", lease, url, agent, robots, id_, why, row, text, scopes
+        )
         if writer.add_now(line):
             if grant.open:
-                grant.audit, grant.lease_id, grant.place = self, line.lease, writer.place
+                grant.audit, grant.lease_id, grant.place = self, lease, writer.place
         elif self._refuses:
             return False
         else:
@@ -324,11 +301,11 @@ class AuditRecord:
     def left_open(self, grant: Grant) -> None:
         """Write what is known of a lease that is still open as the gate closes."""
         if isinstance(grant, AuditedGrant) and grant.audit is not None:
-            grant.audit = None
             self.ended(grant)
 
     def ended(self, grant: AuditedGrant) -> None:
-        """Write what became of a lease; count it, if its grant was left out."""
+        """Write what became of a lease, once; count it, if its grant was left out."""
+        grant.audit = None
         if grant.place is None:
             self._writer.omit(self._writer.failing or "the grant was left out")
             return
@@ -382,20 +359,17 @@ class AuditRecord:
 
     def refused(self, decision: Decision) -> None:
         """Write that a lease or a page was refused."""
-        self._decision("refused", decision)
-
-    def decided(self, decision: Decision) -> None:
-        """Write a decision of a question."""
-        self._decision("decision", decision)
+        self.decided(decision, "refused")
 
     def decided_elsewhere(self, decisions: Sequence[Decision], count: int) -> None:
         """Write the decisions of a worker process, and count those that it made beside them."""
         for decision in decisions:
-            self._decision("decision", decision)
+            self.decided(decision)
         if count:
             self._writer.omit("the worker process sent no more", count)
 
-    def _decision(self, kind: str, decision: Decision) -> None:
+    def decided(self, decision: Decision, kind: str = "decision") -> None:
+        """Write a decision of a question, or a refusal."""
         second = int(self._clock.monotonic())
         if second != self._second:
             self._second, self._in_second = second, 0

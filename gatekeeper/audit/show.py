@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +110,7 @@ class _Finder:
                 if line.until is None or line.until <= line.t:
                     yield f"the block of {line.scope} was lifted by {line.by or 'nobody named'}"
                 else:
-                    yield f"{line.scope} was blocked until {_time(line.until)}: {line.reason}"
+                    yield f"{line.scope} was blocked until {moment_text(line.until)}: {line.reason}"
             case PauseLine():
                 done = "resumed" if line.ended else "paused"
                 yield f"{line.scope} was {done} by {line.by or 'nobody named'}"
@@ -145,10 +144,6 @@ class _Finder:
         yield f"line {number} of robots.txt {digest} decided: {text.strip()}"
 
 
-def _time(at: datetime | None) -> str:
-    return "an unknown time" if at is None else moment_text(at)
-
-
 def _outcome(line: OutcomeLine) -> Iterator[str]:
     if line.start is None:
         yield f"lease {line.lease} was given back: no request was sent"
@@ -167,7 +162,8 @@ def _robots(line: RobotsLine) -> Iterator[str]:
     status = "" if line.status is None else f", status {line.status}"
     yield f"robots.txt of {line.origin} was {source}: {line.outcome}{status}"
     if line.text is not None:
-        yield f"its text: {line.text}, {line.size or 0:,} bytes, of {_time(line.fetched_at)}"
+        at = "an unknown time" if line.fetched_at is None else moment_text(line.fetched_at)
+        yield f"its text: {line.text}, {line.size or 0:,} bytes, of {at}"
     if line.since is not None:
         yield f"it can't be fetched since {moment_text(line.since)}"
 

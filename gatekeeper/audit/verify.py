@@ -191,7 +191,7 @@ class Verification:
         match line:
             case GrantLine():
                 judged = self.judge(entry, line)
-                self.check_interval(entry, line, state, judged)
+                self.check_interval(entry, line, judged)
                 self.add(*self.pace.grant(line, wall, entry.chain, entry.file))
             case OutcomeLine():
                 self.add(*self.pace.outcome(line, entry.chain))
@@ -230,25 +230,23 @@ class Verification:
         if self.by_other(state):
             version = printable(state.version or "unknown", 40)
             self.result.other_version[version] = self.result.other_version.get(version, 0) + 1
-        self.differ_by_text("decision", entry, state, judged.wrong)
+        self.differ_by_text("decision", entry, judged.wrong)
         return judged
 
     def by_other(self, state: ChainState) -> bool:
         """Return True if another version of the parser decided, or it is not known which one."""
         return state.partial if state.version is None else state.version != self.result.version
 
-    def differ_by_text(self, what: str, entry: ChainEntry, state: ChainState, text: str) -> None:
+    def differ_by_text(self, what: str, entry: ChainEntry, text: str) -> None:
         """Report how a line differs from what its file says; only note it if another version of
         the parser read that."""
-        if not self.by_other(state):
+        if not self.by_other(self.states[entry.chain]):
             self.differ(what, entry, text)
         elif len(self.result.notes) < MAX_DIFFERENCES and entry.line is not None:
             note = AuditDifference(what, entry.file, entry.line.n, text)
             self.result.notes.append(str(note))
 
-    def check_interval(
-        self, entry: ChainEntry, line: GrantLine, state: ChainState, judged: Judgement
-    ) -> None:
+    def check_interval(self, entry: ChainEntry, line: GrantLine, judged: Judgement) -> None:
         """Check that the interval in force of the host is at least what its file and the operator's
         rule for it ask for, and that the file was in force."""
         scope = next((one for one in line.scopes if one.scope == judged.host), None)
@@ -260,6 +258,7 @@ class Verification:
             if judged.host or not line.scopes:  # of a digest the host is not known
                 self.differ("pace", entry, f"it has no scope for its host {judged.host}".rstrip())
             return
+        state = self.states[entry.chain]
         asked, by = min(judged.asked or 0.0, state.cap(line.t)), "its robots.txt asks"
         if (own := state.own_interval(judged.host, line.t)) > asked:
             asked, by = own, "the override asks"
@@ -269,7 +268,7 @@ class Verification:
             f"the interval in force of {judged.host} is {scope.interval:.3f} s "
             f"({printable(scope.source, 60)}), but {by} for {asked:.3f} s"
         )
-        self.differ_by_text("pace", entry, state, text)
+        self.differ_by_text("pace", entry, text)
 
     # --- erased lines ---------------------------------------------------------------------------
 

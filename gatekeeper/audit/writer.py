@@ -22,7 +22,6 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -218,10 +217,10 @@ class ChainWriter:
 
     # --- lines --------------------------------------------------------------------------
 
-    def line(self, kind: str, t: str | None = None, **fields: Any) -> Any:
-        """Return a line of this moment. `t`: the time, if it is known."""
+    def line(self, kind: str, **fields: Any) -> Any:
+        """Return a line of this moment."""
         clock = self._clock
-        t = time_text(clock.wall()) if t is None else t
+        t = time_text(clock.wall())
         return WRITTEN[kind](VERSION, 0, "", t, clock.monotonic(), kind, **fields)
 
     def note(self, kind: str, **fields: Any) -> bool:
@@ -279,7 +278,7 @@ class ChainWriter:
 
     def settle_rate(self) -> None:
         """Say how many lines were left out, as the second in which they were is over."""
-        if self.failing is None and self._omitted:
+        if self.failing is None:
             self._count_omitted()
 
     def _end_of_iteration(self) -> None:
@@ -403,13 +402,13 @@ class ChainWriter:
 
     def _seal(self, reason: str) -> Path | None:
         """Write a seal. Return the path of the segment, or None if that failed."""
-        n, t = self.lines + 1, time_text(self._clock.wall())
-        fields = seal_fields(self._key, self.name, n, self._prev, self._first, reason)
-        self._waiting.append(self.line("seal", t, **fields))
+        place = self.name, self.lines + 1, self._prev, self._first
+        line = self.line("seal", **seal_fields(self._key, *place, reason))
+        self._waiting.append(line)
         if not self._write(rotate=False):
             self._waiting.pop()
             return None
-        self.sealed = t, n
+        self.sealed = line.t, line.n
         return self._folder / str(SegmentName(self.name, self.number))
 
     def _compress(self, path: Path) -> None:
@@ -418,12 +417,11 @@ class ChainWriter:
             self._compressing.add(self._fd)
         else:
             close_file(self._fd)
-        work = partial(self._compress_now, path, self._fd, self.index, self._clock.wall())
-        self._tasks.start(self._compress_in_thread(path, work))
+        self._tasks.start(self._compressed(path, self._fd, self.index, self._clock.wall()))
 
-    async def _compress_in_thread(self, path: Path, work: Callable[[], None]) -> None:
+    async def _compressed(self, path: Path, *rest: Any) -> None:
         try:
-            await asyncio.to_thread(work)
+            await asyncio.to_thread(self._compress_now, path, *rest)
         except OSError as error:  # it stays as it is: as good, but larger
             _log.warning("%s can't be compressed: %s", path, error)
         await self._on_closed()

@@ -13,8 +13,8 @@ import msgspec
 
 from gatekeeper import terminal
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.cli.settings import Settings
 from gatekeeper.client.wire import Timing
+from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import quoted
 from gatekeeper.terminal import DENIED, NAME, OK, USAGE
@@ -43,22 +43,22 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if all URLs may be fetched, 1 if any may not, 2 if any argument is not a URL."""
     terminal.log_to_stderr()
-    settings = load(args)
-    terminal.warn_if_anonymous(settings)
-    return asyncio.run(_check(settings, list(_urls(args.urls)), as_json=args.json))
+    config = load(args).config
+    terminal.warn_if_anonymous(config)
+    return asyncio.run(_check(config, list(_urls(args.urls)), as_json=args.json))
 
 
 def _urls(given: Iterable[str]) -> Iterator[str]:
     for url in given:
         if url == "-":
-            yield from terminal.standard_input_lines()
+            yield from terminal.urls_of(terminal.standard_input())
         else:
             yield url
 
 
-async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
+async def _check(config: Config, urls: list[str], *, as_json: bool) -> int:
     code = OK
-    async with terminal.open_gate(settings) as gate:
+    async with terminal.open_gate(config) as gate:
         started = time.perf_counter()
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)

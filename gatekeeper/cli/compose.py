@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.output and Path(args.output).resolve() in [Path(f).resolve() for f in args.fragments]:
         args.parser.error("-o names one of the fragments; give the composed file its own name")
-    settings = load(args)
-    composed = compose(Fragment(name, read_text(settings, name).body) for name in args.fragments)
+    config = load(args).config
+    composed = compose(Fragment(name, read_text(config, name).body) for name in args.fragments)
     if args.json:
         print(json_text(composed))
     for problem in composed.problems:

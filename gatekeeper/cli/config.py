@@ -13,7 +13,7 @@ from gatekeeper.cli.settings import Settings
 from gatekeeper.config import agent_named, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots.parser import token_warning
-from gatekeeper.terminal import NAME, OK, json_text
+from gatekeeper.terminal import NAME, OK, identity_of, json_text
 
 EXAMPLE = f"{NAME} config show --config gatekeeper.toml"
 
@@ -44,12 +44,12 @@ def verify(settings: Settings) -> None:
     """Make the checks that only the code which uses a setting can make. Raises ConfigError."""
     from gatekeeper.sidecar.reload import check_config  # noqa: PLC0415
 
-    check_config(settings.config, settings.identity())
+    check_config(settings.config, identity_of(settings.config))
     check_folder(settings)
 
 
 def _print_checked(settings: Settings, *, as_json: bool) -> None:
-    if (warning := token_warning(settings.identity())) is not None:
+    if (warning := token_warning(identity_of(settings.config))) is not None:
         print(f"{NAME}: {warning}", file=sys.stderr)
     from gatekeeper.pacing.host_settings import described, end_of  # noqa: PLC0415 - loads asyncio
 
@@ -96,7 +96,7 @@ def _masked(value: object) -> object:
 def _notes(name: str, value: object, settings: Settings) -> list[str]:
     """Return notes about consequences of a value that it does not show."""
     if name == "user_agent":
-        identity = settings.identity()
+        identity = identity_of(settings.config)
         notes = [f"sites see {identity}"] if value is None else []
         return [*notes, f"rules are selected for {agent_named(identity)}"]
     if name == "storage.path" and value is None:

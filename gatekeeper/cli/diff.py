@@ -6,8 +6,8 @@ import argparse
 
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.robots import Difference, Ruling, diff
-from gatekeeper.sites.texts import place_of, read_bounded, read_text, urls_in
-from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
+from gatekeeper.sites.texts import place_of, read_bounded, read_text
+from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint, urls_of
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     log_to_stderr()
     if [args.old, args.new, args.urls].count("-") > 1:
         args.parser.error("standard input can be read only once")
-    settings = load(args)
-    old, new = read_text(settings, args.old), read_text(settings, args.new)
-    urls = urls_in(read_bounded(args.urls)) if args.urls is not None else []
+    config = load(args).config
+    old, new = read_text(config, args.old), read_text(config, args.new)
+    urls = urls_of(read_bounded(args.urls).splitlines()) if args.urls is not None else ()
     difference = diff(old.rules, new.rules, agents=args.agents, urls=urls)
     if args.json:
         print(json_text(difference))
@@ -53,8 +53,7 @@ def _print(old: str, new: str, difference: Difference) -> None:
             print(", ".join("everybody else" if agent == "*" else agent for agent in agents))
         rulings = _ruling("-", old, change.old), _ruling("+", new, change.new)
         print(f"  {change.url}", *rulings, sep="\n")
-    changed = len(difference.changes)
-    print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
+    print(f"{old} -> {new}: {counted(len(difference.changes), 'change')} of a verdict")
     if difference.complete:
         return
     print("there may be more: not every pair of lines could be compared")

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gatekeeper import urls
-from gatekeeper.cli import CommandParser, load, positive, seconds
+from gatekeeper.cli import CommandParser, load, number_type, positive, seconds
 from gatekeeper.crawl.sources import MANIFEST, Job
 from gatekeeper.errors import ConfigError
-from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
+from gatekeeper.terminal import NAME, identity_of, log_to_stderr, warn_if_anonymous
 
-_MAX_CONCURRENCY = 10_000
 _JSON_HELP = (
     f"stdout: one entry per line, as in {MANIFEST}. stderr: the last line is the summary, "
     '{"fetched", "denied", "failed", "skipped", "refused_before", "bytes", "unfinished", '
@@ -45,13 +44,7 @@ def _path(text: str) -> str:
     return text
 
 
-def _concurrency(text: str) -> int:
-    number = positive(text)
-    if number > _MAX_CONCURRENCY:
-        raise argparse.ArgumentTypeError(f"{text!r}; give at most {_MAX_CONCURRENCY}")
-    return number
-
-
+_concurrency = number_type(positive, "at most 10000", lambda number: number <= 10_000)
 _FILES = {
     "-i --input FILE": "URLs, one per line; # starts a comment",
     "-o --output DIR": f"folder for pages and {MANIFEST}; an interrupted crawl resumes",
@@ -93,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.since is not None and not args.sitemap:
         raise ConfigError("--since is about --sitemap ORIGIN, which is missing")
-    settings = load(args)
-    warn_if_anonymous(settings)
+    config = load(args).config
+    warn_if_anonymous(config)
     job = Job(
-        identity=settings.identity(),
-        config=settings.config,
+        identity=identity_of(config),
+        config=config,
         urls=tuple(args.urls),
         input=args.input,
         sitemaps=tuple(urls.parse(origin).origin for origin in args.sitemap),

@@ -30,13 +30,8 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("url", metavar="URL", help="the Valkey or Redis, as in fleet.url")
     parser.option("--namespace NAME", "the fleet's, if not as configured", dest="fleet.namespace")
-    parser.add_argument(
-        "--sharded",
-        dest="fleet.sharded",
-        action="store_const",
-        const=True,
-        help="for members with fleet.sharded = true, on a Valkey or Redis Cluster",
-    )
+    sharded = "for members with fleet.sharded = true, on a Valkey or Redis Cluster"
+    parser.option("--sharded", sharded, dest="fleet.sharded", default=None)
     parser.option(
         "--force",
         "also if the store has a fleet already: hosts may be asked too early by members that "

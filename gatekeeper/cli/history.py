@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +23,8 @@ from gatekeeper.cli import CommandParser, load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, schema
-from gatekeeper.terminal import DENIED, NAME, OK, json_text
-from gatekeeper.urls import parse
+from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text
+from gatekeeper.urls import parse, printable
 
 MAX_COMPARED = 4_000_000
 """Maximum pairs of lines to compare; for more, the whole text is shown as replaced."""
@@ -97,8 +98,7 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
     elif at is not None:
         _print_text(read, versions[-1], at)
     else:
-        plural = "" if len(versions) == 1 else "s"
-        print(f"{origin}: {len(versions)} version{plural}, oldest first")
+        print(f"{origin}: {counted(len(versions), 'version')}, oldest first")
         print("\n".join(f"  {_line(entry)}" for entry in versions))
     return OK
 
@@ -180,10 +180,7 @@ def _text_lines(body: bytes | None) -> list[str]:
 
 def _printable(text: str) -> str:
     """Escape characters with which a site's text could control the terminal or reorder text."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
-    )
+    return re.sub(r"[^\n\t]+", lambda part: printable(part[0], len(part[0])), text)
 
 
 def _line(entry: HistoryEntry) -> str:

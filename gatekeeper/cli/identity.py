@@ -9,14 +9,13 @@ from typing import Final
 
 from gatekeeper import signing
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.cli.settings import Settings
 from gatekeeper.clock import SystemClock
-from gatekeeper.config import IdentityConfig
+from gatekeeper.config import Config, IdentityConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots import product_token
 from gatekeeper.sidecar.pages.html import Html, code, items, link, markup
 from gatekeeper.sites.texts import write_output
-from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
+from gatekeeper.terminal import NAME, OK, identity_of, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} identity new bot.pem"
 
@@ -41,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-o is for `directory` and `page`")
     if args.action == "new":
         return _new(args)
-    settings = load(args)
+    config = load(args).config
     if args.action == "show":
-        return _show(settings, as_json=args.json)
+        return _show(config, as_json=args.json)
     if args.action == "directory":
-        text = json_text(signing.key_directory(_published(settings.config.identity))) + "\n"
+        text = json_text(signing.key_directory(_published(config.identity))) + "\n"
     else:
-        warn_if_anonymous(settings)
-        text = bot_page(settings)
+        warn_if_anonymous(config)
+        text = bot_page(config)
     write_output(args.output, text)
     return OK
 
@@ -76,12 +75,11 @@ def _published(config: IdentityConfig) -> list[signing.PublicKey]:
     return [signing.read_public(file) for file in files]
 
 
-def _show(settings: Settings, *, as_json: bool) -> int:
-    config = settings.config.identity
+def _show(settings: Config, *, as_json: bool) -> int:
+    config, agent = settings.identity, identity_of(settings)
     keys = _published(config)
     signer = signing.Signer.of(config, SystemClock())
     example = signer.headers("GET", "https://example.org/") if signer is not None else {}
-    agent = settings.identity()
     if as_json:
         report = {"user_agent": agent, "keys": [key.keyid for key in keys]}
         print(json_text(report | {"directory": config.directory, "example": example}))
@@ -129,9 +127,9 @@ _KEYS: Final = """<h2>Its keys</h2>
 """
 
 
-def bot_page(settings: Settings) -> str:
+def bot_page(config: Config) -> str:
     """Return the page about the bot as HTML without scripts or external resources."""
-    agent, config = settings.identity(), settings.config
+    agent = identity_of(config)
     name, about = product_token(agent), config.identity.about or "It fetches web pages."
     address = config.fetch.from_address
     contact = markup("<h2>Contact</h2>\n<p>{}</p>\n", link(f"mailto:{address}", address or ""))

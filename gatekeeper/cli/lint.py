@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from gatekeeper import __version__
+from gatekeeper import __version__, terminal
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.cli.settings import Settings
+from gatekeeper.config import Config
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.sites.fixes import repaired
 from gatekeeper.sites.lint import CODES, coding_findings
 from gatekeeper.sites.texts import Text, is_url, parse_text, read_all, replace_file
-from gatekeeper.terminal import DENIED, NAME, OK, did_you_mean, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK
 
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 
@@ -51,28 +51,28 @@ def run(args: argparse.Namespace) -> int:
 
     With --strict warnings count as errors do. With --diff: exit 1 if anything would change.
     """
-    log_to_stderr()
+    terminal.log_to_stderr()
     _check_call(args)
     ignored = _ignored_codes(args.ignore)
-    settings = load(args)
+    config = load(args).config
     if args.diff:
-        return _show_changes(settings, args.sources, ignored)
+        return _show_changes(config, args.sources, ignored)
     format_ = args.format or ("json" if args.json else "text")
     failing = {Severity.ERROR, Severity.WARNING} if args.strict else {Severity.ERROR}
     reports: list[LintReport] = []
-    for text in read_all(settings, args.sources):
+    for text in read_all(config, args.sources):
         if args.fix:
-            text = _apply_fixes(settings, text, ignored)  # noqa: PLW2901
+            text = _apply_fixes(config, text, ignored)  # noqa: PLW2901
         report = _report(text, ignored)
         reports.append(report)
         if format_ == "text":
             _print_text(report, text.robots.text.split("\n") if text.robots is not None else [])
         elif format_ == "json":
-            print(json_text(report))
+            print(terminal.json_text(report))
         elif format_ == "github":
             _print_github(report)
     if format_ == "sarif":
-        print(json_text(_sarif(reports)))
+        print(terminal.json_text(_sarif(reports)))
     failed = any(finding.severity in failing for report in reports for finding in report.findings)
     return DENIED if failed else OK
 
@@ -91,7 +91,7 @@ def _ignored_codes(given: Iterable[str]) -> frozenset[str]:
     codes = [code.strip() for each in given for code in each.split(",") if code.strip()]
     for code in codes:
         if code not in CODES:
-            hint = did_you_mean(code, CODES, otherwise="; docs/lint.md lists them all")
+            hint = terminal.did_you_mean(code, CODES, otherwise="; docs/lint.md lists them all")
             raise GatekeeperError(f"--ignore {code}: there is no such code{hint}")
     return frozenset(codes)
 
@@ -116,26 +116,26 @@ def _report(text: Text, ignored: frozenset[str]) -> LintReport:
     )
 
 
-def _apply_fixes(settings: Settings, text: Text, ignored: frozenset[str]) -> Text:
+def _apply_fixes(config: Config, text: Text, ignored: frozenset[str]) -> Text:
     """Apply the fixes to the text and to its file, and return the fixed text."""
-    body = _fixed(settings, text, ignored)
+    body = _fixed(config, text, ignored)
     if body == text.body:
         return text
     replace_file(Path(text.name), body)
-    return parse_text(settings, text.name, body)
+    return parse_text(config, text.name, body)
 
 
-def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
-    return repaired(text.body, ignore=ignored, dialect=settings.config.robots.dialect)
+def _fixed(config: Config, text: Text, ignored: frozenset[str]) -> bytes:
+    return repaired(text.body, ignore=ignored, dialect=config.robots.dialect)
 
 
-def _show_changes(settings: Settings, sources: Iterable[str], ignored: frozenset[str]) -> int:
+def _show_changes(config: Config, sources: Iterable[str], ignored: frozenset[str]) -> int:
     """Print a unified diff; exit 1 if there is anything in it."""
     code = OK
-    for text in read_all(settings, sources):
+    for text in read_all(config, sources):
         old, new = (
             body.decode("utf-8", "backslashreplace").splitlines()
-            for body in (text.body, _fixed(settings, text, ignored))
+            for body in (text.body, _fixed(config, text, ignored))
         )
         for line in difflib.unified_diff(old, new, text.name, text.name, lineterm=""):
             code = DENIED
@@ -173,13 +173,13 @@ def _print_text(report: LintReport, lines: list[str]) -> None:
         return
     for finding in report.findings:
         place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
-        severity = paint(finding.severity, _COLOURS[finding.severity])
+        severity = terminal.paint(finding.severity, _COLOURS[finding.severity])
         print(f"{place}: {severity}: {finding.message} [{finding.code}]")
         if finding.column:
             print("\n".join(_marker_lines(finding, lines[finding.line - 1])))
     if report.findings:
-        counts = _count(len(report.findings), "finding"), _count(report.errors, "error")
-        print(f"{name}: {', '.join(counts)}")
+        errors = terminal.counted(report.errors, "error")
+        print(f"{name}: {terminal.counted(len(report.findings), 'finding')}, {errors}")
     else:
         print(f"{name}: no findings")
 
@@ -196,10 +196,6 @@ def _marker_lines(finding: Finding, line: str) -> list[str]:
     return [f"    {text}", "    " + " " * (start - skipped) + mark]
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
@@ -211,16 +207,13 @@ def _print_github(report: LintReport) -> None:
             properties["line"] = str(finding.line)
         if finding.column:
             properties |= {"col": str(finding.column), "endColumn": str(finding.end_column)}
-        joined = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
-        print(f"::{_GITHUB[finding.severity]} {joined}::{_escape_data(finding.message)}")
+        joined = ",".join(f"{key}={text.translate(_PROPERTY)}" for key, text in properties.items())
+        print(f"::{_GITHUB[finding.severity]} {joined}::{finding.message.translate(_DATA)}")
 
 
-def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
+_DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = _DATA | str.maketrans({":": "%3A", ",": "%2C"})
+"""What is escaped in the text of a workflow command, and in its properties."""
 
 
 _SARIF = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

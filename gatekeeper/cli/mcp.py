@@ -7,8 +7,7 @@ import asyncio
 import os
 
 from gatekeeper.cli import TOKEN, CommandParser, add_wait, integer, load, refuse_taken
-from gatekeeper.cli.settings import Settings
-from gatekeeper.terminal import NAME, OK, warn_if_anonymous
+from gatekeeper.terminal import NAME, OK, agent_for
 
 EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
@@ -38,15 +37,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until the client disconnects, or until Ctrl-C."""
     from gatekeeper.integrations.mcp import serving  # noqa: PLC0415
 
-    settings: Settings = load(args)
-    if args.gate is None:
-        warn_if_anonymous(settings)
+    config, url = load(args).config, args.gate
+    agent, token = agent_for(config, url), os.environ.get(TOKEN)
 
     async def serve() -> None:
-        config, url = settings.config, args.gate
-        # A sidecar has an identity of its own.
-        agent = settings.identity() if url is None else config.user_agent
-        token = os.environ.get(TOKEN)
         async with serving(agent, config=config, gate=url, token=token, wait=args.wait) as server:
             if args.http is None:
                 await server.run_stdio_async()

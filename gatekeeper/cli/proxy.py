@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gatekeeper.cli import TOKEN, CommandParser, add_wait, load, refuse_taken
-from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
-from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
+from gatekeeper.terminal import NAME, OK, agent_for, json_text
 
 if TYPE_CHECKING:
     from gatekeeper.integrations.mitmproxy import Listening
@@ -55,16 +54,12 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
-
-
 def _check_address(host: str, port: int) -> None:
     """Raise ConfigError for an address that others reach, or on which something listens."""
-    found = f"--listen {host}:{port}"
-    if host != "localhost" and not _is_loopback(host):
+    found, loopback = f"--listen {host}:{port}", host == "localhost"
+    with suppress(ValueError):
+        loopback = loopback or ipaddress.ip_address(host).is_loopback
+    if not loopback:
         raise ConfigError(
             f"{found}: everybody could fetch through it; give an address of loopback, or run "
             'mitmdump -s "$(gatekeeper proxy --script)" with its option proxyauth'
@@ -89,12 +84,8 @@ def run(args: argparse.Namespace) -> int:
     from gatekeeper.integrations.mitmproxy import PoliteProxy, open_gate, serve  # noqa: PLC0415
     from gatekeeper.sidecar.listening import raise_file_limit  # noqa: PLC0415
 
-    settings: Settings = load(args)
-    config = settings.config
-    if args.sidecar is None:
-        warn_if_anonymous(settings)
-    # A sidecar has an identity of its own.
-    agent = settings.identity() if args.sidecar is None else config.user_agent
+    config = load(args).config
+    agent = agent_for(config, args.sidecar)
     _check_address(*args.listen)
     raise_file_limit()
 

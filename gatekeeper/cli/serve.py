@@ -6,7 +6,7 @@ import argparse
 
 from gatekeeper.cli import CommandParser, check_folder, integer, load
 from gatekeeper.errors import StorageError
-from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
+from gatekeeper.terminal import NAME, OK, identity_of, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     check_folder(settings)
     from gatekeeper.sidecar.process import ServeOptions, serve  # noqa: PLC0415
 
-    warn_if_anonymous(settings)
+    warn_if_anonymous(settings.config)
     options = ServeOptions(
-        identity=settings.identity(),
+        identity=identity_of(settings.config),
         config=settings.config,
         reread=lambda: load(args).config,
         sources=lambda: args.settings.sources,

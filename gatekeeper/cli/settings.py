@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import FieldInfo
 
-from gatekeeper import __version__
 from gatekeeper.config import (
     PROXY_REMOVED,
     Config,
@@ -30,13 +29,8 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import did_you_mean
 
 PREFIX = "GATEKEEPER_"
-DEFAULT_IDENTITY = f"gatekeeper/{__version__.rpartition('.')[0]}"
 
-_FLAG_NAMES = {
-    "audit.folder": "--audit",
-    "fleet.url": "--fleet",
-    "storage.path": "--storage",
-}
+_FLAG_NAMES = {"audit.folder": "--audit", "fleet.url": "--fleet", "storage.path": "--storage"}
 """Flags whose name differs from the name of their setting."""
 _SETTING = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
 """Matches the setting at the start of an error message."""
@@ -96,10 +90,6 @@ class Settings:
     def source(self, name: str) -> str:
         """Return the source of the setting with a dotted name."""
         return self.sources.get(name, "default")
-
-    def identity(self) -> str:
-        """Return the effective User-Agent: the configured one or the default."""
-        return self.config.user_agent or DEFAULT_IDENTITY
 
     def blame(self, error: ConfigError) -> str:
         """Return the message with the file, variable or flag that the wrong value came from.
@@ -234,8 +224,4 @@ def _number(text: str) -> float | str:
 
 def _field(name: str) -> FieldInfo:
     section, _, field = name.rpartition(".")
-    return settings_of(_struct(section))[field]
-
-
-def _struct(section: str) -> type[msgspec.Struct]:
-    return type(getattr(Config(), section)) if section else Config
+    return settings_of(type(getattr(Config(), section)) if section else Config)[field]

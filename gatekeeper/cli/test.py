@@ -13,11 +13,11 @@ from gatekeeper.cli import CommandParser, load
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Rule
 from gatekeeper.sites.texts import Text, is_url, place_of, read_bounded, read_sitemap, read_text
-from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint
 from gatekeeper.urls import MAX_URL, printable
 
 if TYPE_CHECKING:
-    from gatekeeper.cli.settings import Settings
+    from gatekeeper.config import Config
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("nothing to check: give --expect or --sitemap")
     if [args.source, *args.expect, *args.sitemap].count("-") > 1:
         args.parser.error("standard input can be read only once")
-    settings = load(args)
+    config = load(args).config
     cases = [each for name in args.expect for each in _cases(name)]
-    text = read_text(settings, args.source)
+    text = read_text(config, args.source)
     for name in args.sitemap:
-        cases += _sitemap_cases(settings, name, args.agents)
-    differing = _differing(settings, text, cases)
+        cases += _sitemap_cases(config, name, args.agents)
+    differing = _differing(config, text, cases)
     if args.json:
         print(json_text(CaseReport(source=text.name, cases=len(cases), differing=differing)))
     else:
@@ -112,18 +112,18 @@ def _cases(name: str) -> list[tuple[str, Case]]:
     return [(f"{name}, case {number}", case) for number, case in enumerate(cases, 1)]
 
 
-def _sitemap_cases(settings: Settings, name: str, agents: list[str]) -> Iterator[tuple[str, Case]]:
-    urls = read_sitemap(settings, name)
+def _sitemap_cases(config: Config, name: str, agents: list[str]) -> Iterator[tuple[str, Case]]:
+    urls = read_sitemap(config, name)
     if not urls:
         raise GatekeeperError(f"{name}: it has no URLs")
     for url in urls:
         yield from ((name, Case(url, True, agent)) for agent in agents)
 
 
-def _differing(settings: Settings, text: Text, cases: list[tuple[str, Case]]) -> list[CaseResult]:
+def _differing(config: Config, text: Text, cases: list[tuple[str, Case]]) -> list[CaseResult]:
     origin = text.name.removesuffix("/robots.txt") if is_url(text.name) else ""
     agents = {case.agent for _, case in cases}
-    policies = {agent: settings.config.robots.policy(text.rules, agent) for agent in agents}
+    policies = {agent: config.robots.policy(text.rules, agent) for agent in agents}
     results = []
     for where, case in cases:
         try:
@@ -151,7 +151,7 @@ def _print(source: str, cases: int, differing: list[CaseResult]) -> None:
             print(printable("  ".join(cells).rstrip(), MAX_URL))
     text = f"{len(differing)} differ" if differing else "all as expected"
     text = paint(text, "red" if differing else "green")
-    print(f"{source}: {cases} case{'' if cases == 1 else 's'}, {text}")
+    print(f"{source}: {counted(cases, 'case')}, {text}")
 
 
 def _expected(result: CaseResult) -> str:

@@ -15,18 +15,11 @@ import msgspec
 
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
-from gatekeeper.terminal import (
-    BOM,
-    CallSettings,
-    open_gate,
-    standard_input,
-    url_hint,
-    url_of_line,
-    warn_if_anonymous,
-)
+from gatekeeper.terminal import open_gate, standard_input, url_hint, warn_if_anonymous
 from gatekeeper.urls import parse, printable
 
 if TYPE_CHECKING:
+    from gatekeeper.config import Config
     from gatekeeper.sitemaps import SitemapFinding
 
 
@@ -63,14 +56,14 @@ MAX_BYTES = 64 << 20
 """Maximum bytes read from a file or from standard input, which may have no end."""
 
 
-def read_all(settings: CallSettings, sources: Iterable[str]) -> Iterator[Text]:
+def read_all(config: Config, sources: Iterable[str]) -> Iterator[Text]:
     """Yield the text of each source in order; for a directory, every robots.txt in it.
 
     Raises GatekeeperError for a source that does not exist, OSError for one that can't be read.
     """
     for source in sources:
         if source == "-" or is_url(source) or not Path(source).is_dir():
-            yield read_text(settings, source)
+            yield read_text(config, source)
             continue
         paths = sorted(_files_in(source))
         if not paths:
@@ -79,7 +72,7 @@ def read_all(settings: CallSettings, sources: Iterable[str]) -> Iterator[Text]:
                 "(give other files by name)"
             )
         for path in paths:
-            yield read_text(settings, path)
+            yield read_text(config, path)
 
 
 def _files_in(directory: str) -> Iterator[str]:
@@ -88,19 +81,19 @@ def _files_in(directory: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in names if name.endswith("robots.txt"))
 
 
-def read_text(settings: CallSettings, source: str) -> Text:
+def read_text(config: Config, source: str) -> Text:
     """Read a file, standard input (`-`), or the robots.txt of the origin of a URL."""
     if is_url(source):
         import asyncio  # noqa: PLC0415 - reading a file does not need it
 
-        warn_if_anonymous(settings)
+        warn_if_anonymous(config)
         origin = parse(source).origin
-        return asyncio.run(_fetch_robots(settings, origin))
+        return asyncio.run(_fetch_robots(config, origin))
     try:
         body = read_bounded(source)
     except FileNotFoundError as error:
         raise GatekeeperError(f"{source}: {error.strerror}{url_hint(source)}") from error
-    return parse_text(settings, source, body)
+    return parse_text(config, source, body)
 
 
 def read_bounded(source: str) -> bytes:
@@ -118,26 +111,18 @@ def read_bounded(source: str) -> bytes:
     return body
 
 
-def urls_in(body: bytes) -> list[str]:
-    """Return the URLs in a text, one per line, without blank lines and comments."""
-    lines = body.removeprefix(BOM).splitlines()
-    return [url for line in lines if (url := url_of_line(line)) is not None]
-
-
-def parse_text(settings: CallSettings, name: str, body: bytes) -> Text:
+def parse_text(config: Config, name: str, body: bytes) -> Text:
     """Parse the body of a robots.txt with the configured dialect and size limit."""
-    robots = RobotsTxt.parse(
-        body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
-    )
+    robots = RobotsTxt.parse(body, dialect=config.robots.dialect, limit=config.fetch.max_body)
     return Text(name=name, body=body, robots=robots)
 
 
-async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
+async def _fetch_robots(config: Config, origin: str) -> Text:
     """Fetch the file of an origin."""
     from gatekeeper.decision import Reason, State  # noqa: PLC0415
 
     name = f"{origin}/robots.txt"
-    async with open_gate(settings, overrides=False) as gate:
+    async with open_gate(config, overrides=False) as gate:
         robots = await gate.robots(name)
         if robots is not None:
             body, coding = robots.octets.encode("latin-1"), gate.parts.directory.coding(origin)
@@ -189,7 +174,7 @@ def replace_file(path: Path, body: bytes) -> None:
 MAX_URLS = 1_000_000
 
 
-def read_sitemap(settings: CallSettings, source: str) -> list[str]:
+def read_sitemap(config: Config, source: str) -> list[str]:
     """Return the URLs of a sitemap and, if it is an index, of the sitemaps that it lists.
 
     Sitemaps at URLs are fetched politely: robots.txt is obeyed, and each host is paced. Raises
@@ -210,17 +195,17 @@ def read_sitemap(settings: CallSettings, source: str) -> list[str]:
         pages = [one.url for one in found if not one.is_file]
         files, level = [one.url for one in found if one.is_file], 2
     if files:
-        warn_if_anonymous(settings)
-        pages += asyncio.run(_read_remote(settings, files, level))
+        warn_if_anonymous(config)
+        pages += asyncio.run(_read_remote(config, files, level))
     if len(pages) > MAX_URLS:
         raise GatekeeperError(f"{source}: more than {MAX_URLS} URLs; test them in parts")
     return pages
 
 
-async def _read_remote(settings: CallSettings, files: list[str], level: int) -> list[str]:
+async def _read_remote(config: Config, files: list[str], level: int) -> list[str]:
     from gatekeeper.sitemaps import sitemaps_at  # noqa: PLC0415
 
-    async with open_gate(settings) as gate:
+    async with open_gate(config) as gate:
         found = sitemaps_at(gate, files, level=level, max_entries=MAX_URLS + 1)
         pages = []
         async for entry in found:

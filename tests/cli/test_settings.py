@@ -9,6 +9,7 @@ import pytest
 from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
+from gatekeeper.terminal import identity_of
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_environment_overrides_the_file(file: str) -> None:
     settings = Settings.load(file, environ=environ)
 
     assert settings.config.pacing.default_interval == 3.5
-    assert settings.identity() == "envbot"
+    assert identity_of(settings.config) == "envbot"
     assert settings.source("user_agent") == "environment GATEKEEPER_USER_AGENT"
 
 
@@ -65,7 +66,9 @@ def test_allowed_addresses_are_added_to_those_of_the_file(file: str) -> None:
 
 
 def test_the_file_may_come_from_the_environment(file: str) -> None:
-    assert Settings.load(None, environ={"GATEKEEPER_CONFIG": file}).identity() == "filebot/1.0"
+    settings = Settings.load(None, environ={"GATEKEEPER_CONFIG": file})
+
+    assert settings.config.user_agent == "filebot/1.0"
 
 
 @pytest.mark.parametrize(

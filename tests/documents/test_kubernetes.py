@@ -23,6 +23,7 @@ from gatekeeper.config import Config
 from gatekeeper.sidecar.listening import diagnostics_address
 from gatekeeper.sidecar.reload import check_config
 from gatekeeper.sidecar.service import DIAGNOSTICS
+from gatekeeper.terminal import identity_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "kubernetes"
@@ -150,7 +151,7 @@ def test_the_image_has_the_extras_that_the_fleet_needs() -> None:
 def test_compose_yaml_sets_existing_settings() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     settings = Settings.load(None, environ=services["gatekeeper"]["environment"])
-    check_config(settings.config, settings.identity())
+    check_config(settings.config, identity_of(settings.config))
     assert not settings.ignored
     where = diagnostics_address(settings.config.server)
     assert where is not None
