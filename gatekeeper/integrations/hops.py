@@ -285,33 +285,30 @@ async def decide(gate: Gate, url: str, sent: str | None) -> Decision:
 # --- leases that a scheduler acquires for the code that sends the request -------------------
 
 
-def _handed_out(gate: Gate) -> list[tuple[str, HeldLease]]:
+def _handed_out(gate: Gate) -> dict[HeldLease, str]:
     """Return the leases that wait for their requests, with the URLs of these, oldest first. They
     are few: one for each worker of a crawler. They are kept in the gate itself, which they lead
     back to."""
-    return vars(gate).setdefault("_handed_out", [])
+    return vars(gate).setdefault("_handed_out", {})
 
 
 def hand_out(gate: Gate, url: str, lease: HeldLease) -> None:
     """Offer a lease to the next request for the URL that begins at this gate, in any task. Call
     `take_back` when the request is done."""
-    _handed_out(gate).append((_key(url), lease))
+    _handed_out(gate)[lease] = _key(url)
 
 
 def take_back(gate: Gate, lease: HeldLease) -> bool:
     """Withdraw a lease that was handed out. Return True if it was not used."""
-    waiting = _handed_out(gate)
-    unused = [offer for offer in waiting if offer[1] is lease]
-    for offer in unused:
-        waiting.remove(offer)
-    return bool(unused)
+    return _handed_out(gate).pop(lease, None) is not None
 
 
 def _handed_out_for(gate: Gate, url: str) -> HeldLease | None:
-    key = _key(url) if _handed_out(gate) else ""
-    found = next((lease for whose, lease in _handed_out(gate) if whose == key), None)
+    waiting = _handed_out(gate)
+    key = _key(url) if waiting else ""
+    found = next((lease for lease, whose in waiting.items() if whose == key), None)
     if found is not None:
-        take_back(gate, found)
+        del waiting[found]
     return found
 
 
