@@ -18,12 +18,7 @@ from itertools import repeat
 
 import msgspec
 
-from gatekeeper.client.connection import (
-    SidecarConnection,
-    SidecarUnreachable,
-    limit_in,
-    read,
-)
+from gatekeeper.client.connection import SidecarConnection, SidecarUnreachable, limit_in, read
 from gatekeeper.client.wire import MAX_BATCH, Batch, Decisions, encode
 from gatekeeper.clock import Clock, OwnedTasks
 from gatekeeper.decision import Decision, State, Verdict

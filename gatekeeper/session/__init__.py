@@ -2,12 +2,7 @@
 
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.allowed_addresses import Guard, Refusal
-from gatekeeper.session.polite import (
-    guarded_connector,
-    plain_session,
-    polite_session,
-    session_gate,
-)
+from gatekeeper.session.polite import guarded_connector, plain_session, polite_session, session_gate
 
 __all__ = [
     "Guard",
