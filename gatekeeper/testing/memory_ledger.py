@@ -45,7 +45,6 @@ class _Hold(msgspec.Struct, eq=False):
 class _Ticket(msgspec.Struct, eq=False):
     """A request that waits for a scope and is notified when the scope becomes free."""
 
-    token: str
     need: ScopeRequest
     due: int = NEVER
     """When it was notified to ask again; from then on the scope is reserved for `LAPSE`."""
@@ -69,7 +68,8 @@ class ScopeRecord(msgspec.Struct, eq=False):
     pages: int = 0
     bytes: int = 0
     holds: dict[str, _Hold] = {}
-    tickets: list[_Ticket] = []
+    tickets: dict[str, _Ticket] = {}
+    """By token, the first in the queue first."""
 
     def expire(self, now: int) -> None:
         """Remove holds and tickets that have expired, and start a new day if it is due."""
@@ -78,7 +78,8 @@ class ScopeRecord(msgspec.Struct, eq=False):
                 del self.holds[token]
                 if not hold.headed:  # its request may have been sent at the last moment
                     self.advance(hold.end)
-        self.tickets = [one for one in self.tickets if one.due + micros(LAPSE) > now]
+        tickets = self.tickets.items()
+        self.tickets = {token: one for token, one in tickets if one.due + micros(LAPSE) > now}
         if self.day is not None and now >= self.day + micros(DAY):
             self.day, self.pages, self.bytes = None, 0, 0
 
@@ -284,7 +285,7 @@ class MemoryLedger:
                 if need.budget is not None:
                     record.count(now, 1, 0)
                     record.holds[token].counted = True
-                record.tickets = [one for one in record.tickets if one.token != token]
+                record.tickets.pop(token, None)
                 self._notify_first(record, now)
             return Granted(token, self._hold, tuple(record.used(now) for record in told))
         return self._queue(token, found, now)
@@ -300,8 +301,7 @@ class MemoryLedger:
             if not need.budget.spent(record.pages, record.bytes):
                 continue
             for other, _ in asked:
-                if any(one.token == token for one in other.tickets):
-                    other.tickets = [one for one in other.tickets if one.token != token]
+                if other.tickets.pop(token, None) is not None:
                     self._notify_first(other, now)
             left = min(record.day + micros(DAY) - now, micros(3600.0))
             return NotBefore(left / 1e6, (record.used(now),))
@@ -315,8 +315,8 @@ class MemoryLedger:
         free, open_ended = record.free_at(need, now)
         if free > now:
             return free, open_ended
-        for ticket in record.tickets:
-            if ticket.token == token:
+        for waiting, ticket in record.tickets.items():
+            if waiting == token:
                 break
             # The scope is reserved for a request that was notified, or that waits for this very
             # scope, for a longer interval.
@@ -332,48 +332,44 @@ class MemoryLedger:
         certain = not any(open_ended for _, _, _, open_ended in found)
         clocks = []
         for record, need, due, _ in found:
-            mine = next((one for one in record.tickets if one.token == token), None)
             if due <= now:
-                if mine is not None:
-                    record.tickets.remove(mine)
+                if record.tickets.pop(token, None) is not None:
                     self._notify_first(record, now)
                 continue
             clocks.append(record.clock(need, now))
-            if mine is None:
+            if token not in record.tickets:
                 if len(record.tickets) >= MAX_TICKETS:
                     ask_at = max(ask_at, due + len(record.tickets) * record.in_force(need, now))
                     continue
-                mine = _Ticket(token, need)
-                record.tickets.append(mine)
-            first = record.tickets[0]
-            if mine is not first and not due < first.due < NEVER:
+                record.tickets[token] = _Ticket(need)
+            place = list(record.tickets).index(token)
+            first = next(iter(record.tickets.values()))
+            if place and not due < first.due < NEVER:
                 # Only the first request is notified of its time; the next one follows then.
                 certain = False
                 behind = first.due if first.due < NEVER else now + micros(self._hold)
-                place = record.tickets.index(mine)
                 ask_at = max(ask_at, behind + place * micros(LAPSE))
                 if place > 1:
                     ask_at = max(ask_at, now + micros(self._hold))
         for record, _, _, _ in found:
-            for ticket in record.tickets:
-                if ticket.token == token:
-                    ticket.due = ask_at if certain else NEVER
+            if (mine := record.tickets.get(token)) is not None:
+                mine.due = ask_at if certain else NEVER
         return NotBefore(min(ask_at - now, micros(3600.0)) / 1e6, tuple(clocks))
 
     def _notify_first(self, record: ScopeRecord, now: int) -> None:
         """Notify the first waiting request of when to ask, since the scope has changed."""
         if not record.tickets:
             return
-        first = record.tickets[0]
+        token, first = next(iter(record.tickets.items()))
         free, open_ended = record.free_at(first.need, now)
         moment = NEVER if open_ended else max(free, now)
         if moment == first.due:
             return
         first.due = moment
-        listener = self._listeners.get(first.token.partition(":")[0])
+        listener = self._listeners.get(token.partition(":")[0])
         if listener is not None:
             seconds = min(free - now, micros(3600.0)) / 1e6
-            _call_soon(listener.opened, first.token, max(0.0, seconds))
+            _call_soon(listener.opened, token, max(0.0, seconds))
 
     def _end(self, end: End, now: int) -> None:
         token = end.token
@@ -387,7 +383,7 @@ class MemoryLedger:
                 record.pages -= int(hold is not None and hold.counted and record.pages > 0)
             elif end.size and not place:  # the first scope is that of the host
                 record.count(now, 0, end.size)
-            record.tickets = [one for one in record.tickets if one.token != token]
+            record.tickets.pop(token, None)
             self._notify_first(record, now)
         self._scopes_of.pop(token, None)
         self._headed.discard(token)
