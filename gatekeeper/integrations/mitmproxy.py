@@ -23,6 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from aiohttp.abc import AbstractResolver
@@ -498,18 +499,12 @@ class Listening:
     """The hash of that authority's key, for Chromium's --ignore-certificate-errors-spki-list."""
 
 
-class _Announcer:
-    """An add-on that tells what the proxy listens on."""
-
-    def __init__(self, announce: Callable[[Listening], object]) -> None:
-        self._announce = announce
-
-    def running(self) -> None:
-        """Read what mitmproxy has opened."""
-        host, port, *_ = ctx.master.addons.get("proxyserver").listen_addrs()[0]
-        path = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
-        spki = key_hash(ctx.master.addons.get("tlsconfig").certstore.default_ca)
-        self._announce(Listening(_origin("http", host, port), path, spki))
+def _listening() -> Listening:
+    """Return what mitmproxy listens on, once it runs."""
+    host, port, *_ = ctx.master.addons.get("proxyserver").listen_addrs()[0]
+    path = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
+    spki = key_hash(ctx.master.addons.get("tlsconfig").certstore.default_ca)
+    return Listening(_origin("http", host, port), path, spki)
 
 
 def key_hash(certificate: Any) -> str:
@@ -536,7 +531,7 @@ async def serve(
         )
         master = DumpMaster(options, with_dumper=False)
         options.update(onboarding=False, termlog_verbosity="warn")
-        master.addons.add(proxy, _Announcer(announce))
+        master.addons.add(proxy, SimpleNamespace(running=lambda: announce(_listening())))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, master.shutdown)

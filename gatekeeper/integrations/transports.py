@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
@@ -56,24 +57,6 @@ class _LeasedBody:
 
 _MAX_IDLE: Final = 100
 """Idle connections of a pool at most: httpcore looks at each of them for every request."""
-
-
-class _Backend:
-    """A network backend of httpcore that connects only to addresses that the guard allows."""
-
-    def __init__(
-        self, network: Any, connect: Callable[..., Any], failures: tuple[type[Exception], ...]
-    ) -> None:
-        """`network`: the backend that makes the connections; `connect`: that method of `Hops`."""
-        self.sleep, self._dial = network.sleep, network.connect_tcp
-        self._connect, self._failures = connect, failures
-
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, **options: Any
-    ) -> Any:
-        """Connect to the first allowed address that accepts the connection."""
-        dial = partial(self._dial, **options)  # address, port, seconds
-        return self._connect(host, port, timeout, dial, self._failures, self._failures[0])
 
 
 _Asked = TypeVar("_Asked")
@@ -136,12 +119,7 @@ class _Library(Generic[_Asked]):
         context = self._httpx.create_ssl_context(verify, cert)
         idle = descriptors.idle_limit(self._hops.config.fetch.max_idle_connections)
         if self.guarded:
-            network = self._httpcore.SyncBackend if self.blocking else self._httpcore.AnyIOBackend
-            options["network_backend"] = _Backend(
-                network(),
-                self._hops.connect_sync if self.blocking else self._hops.connect,
-                (self._httpcore.ConnectError, self._httpcore.ConnectTimeout),
-            )
+            options["network_backend"] = self._guarded_backend()
         usual = {
             # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
             "max_connections": None,
@@ -154,6 +132,20 @@ class _Library(Generic[_Asked]):
         descriptors.register(self)
         transport = getattr(self._httpx, f"{kind}HTTPTransport")
         return connect_through(transport(verify=context), self._pool)
+
+    def _guarded_backend(self) -> Any:
+        """Return a network backend for httpcore that connects to the first address that the guard
+        allows and that accepts the connection."""
+        core, hops = self._httpcore, self._hops
+        network = core.SyncBackend() if self.blocking else core.AnyIOBackend()
+        connect: Callable[..., Any] = hops.connect_sync if self.blocking else hops.connect
+        failures = core.ConnectError, core.ConnectTimeout
+
+        def connect_tcp(host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
+            dial = partial(network.connect_tcp, **options)  # address, port, seconds
+            return connect(host, port, timeout, dial, failures, failures[0])
+
+        return SimpleNamespace(connect_tcp=connect_tcp, sleep=network.sleep)
 
     def close_idle(self) -> bool:
         """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
