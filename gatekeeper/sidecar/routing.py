@@ -102,7 +102,8 @@ ANY = "*"
 CHECK = frozenset({Role.CHECK})
 """Roles of a route that any token may use, since every role includes this one."""
 CRAWL = frozenset({Role.CRAWL})
-CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
+ADMIN = frozenset({Role.ADMIN})
+CRAWL_OR_ADMIN = CRAWL | ADMIN
 
 Handler = Callable[[_S, Call], Awaitable[web.StreamResponse]]
 InlineHandler = Callable[[_S, InlineCall], bytes | None]
@@ -129,7 +130,7 @@ class Route(Generic[_S]):
     problems: tuple[int, ...] = ()
     """Statuses of its problem documents, beyond those that every query or body may cause."""
     body_required: bool = True
-    needs: frozenset[Role] = frozenset({Role.ADMIN})
+    needs: frozenset[Role] = ADMIN
     """A token must have one of these roles."""
     probe: bool = False
     """Whether it is answered without a token and without a Host check: it reveals nothing."""

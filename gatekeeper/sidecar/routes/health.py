@@ -5,7 +5,7 @@ from __future__ import annotations
 import http
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,6 +14,7 @@ from gatekeeper.client.wire import PROBLEM_JSON, Alive, ProblemDocument
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.reload import Reloaded, reload
 from gatekeeper.sidecar.routing import (
+    ADMIN,
     ANY,
     CHECK,
     JSON,
@@ -22,11 +23,41 @@ from gatekeeper.sidecar.routing import (
     EmptyObject,
     Problem,
     Route,
+    Routes,
     json_response,
 )
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
+ROUTES: Routes[Service] = Routes(needs=CHECK)
+
+# --- `/v1/admin`: the operator controls the service.
+
+
+_REPLY_SECONDS = 60.0
+"""Seconds in which the result is told also to a client whose token the reload has removed."""
+
+
+@ROUTES.add(
+    "POST",
+    "/v1/admin/reload",
+    needs=ADMIN,
+    body=EmptyObject,
+    answers={200: Reloaded},
+    problems=(409,),
+)
+async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
+    """Read the configuration again. A bad one changes nothing."""
+    await call.body(EmptyObject)
+    call.goodbye = _REPLY_SECONDS
+    try:
+        done = await reload(service)
+    except ConfigError as error:
+        raise Problem(409, "config", str(error)) from error
+    await service.settle()
+    return json_response(done)
+
+
+# --- The health of the service.
 
 
 class FleetHealth(msgspec.Struct, frozen=True):
@@ -45,11 +76,13 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """None if this gate belongs to no fleet."""
 
 
+@ROUTES.add("GET", "/healthz", answers={200: Alive}, probe=True)
 async def is_alive(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 as long as the process answers at all, and name its User-Agent."""
     return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
 
 
+@ROUTES.add("GET", "/readyz", answers={200: Health}, problems=(503,), probe=True)
 async def is_ready(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 if new questions are accepted.
 
@@ -82,6 +115,8 @@ class Index(msgspec.Struct, frozen=True):
     links: list[Link]
 
 
+# `probe`, since the handler admits: a browser without a token is redirected to sign in.
+@ROUTES.add("GET", "/", answers={200: Index}, problems=(401, 403), probe=True)
 async def list_endpoints(service: Service, call: Call) -> web.StreamResponse:
     """List every endpoint. A browser is redirected to the pages."""
     if "text/html" in call.request.headers.get("Accept", ""):
@@ -92,6 +127,7 @@ async def list_endpoints(service: Service, call: Call) -> web.StreamResponse:
     return json_response(Index("gatekeeper", service.version, service.phase, links))
 
 
+@ROUTES.add("GET", "/openapi.json", answers={200: dict[str, Any]})
 async def get_contract(service: Service, call: Call) -> web.StreamResponse:
     """Return the OpenAPI document, which is made from the structs of the handlers."""
     tokens = bool(service.admission.tokens)
@@ -105,56 +141,13 @@ class MetricsQuery(msgspec.Struct, frozen=True):
     """OpenMetrics alone: with the trace of a request for each bucket of a histogram."""
 
 
+@ROUTES.add("GET", "/metrics", query=MetricsQuery, answers={200: "text/plain"})
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """Return the metrics, in OpenMetrics if Accept names it, else in Prometheus' text format."""
     asked = call.parameters(MetricsQuery)
     accept = ",".join(call.request.headers.getall("Accept", ()))
     body, content_type = await service.metrics_text(accept, exemplars=asked.exemplars)
     return web.Response(body=body, headers={"Content-Type": content_type, "Vary": "Accept"})
-
-
-# --- `/v1/admin`: the operator controls the service.
-
-
-_REPLY_SECONDS = 60.0
-"""Seconds in which the result is told also to a client whose token the reload has removed."""
-
-
-async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
-    """Read the configuration again. A bad one changes nothing."""
-    await call.body(EmptyObject)
-    call.goodbye = _REPLY_SECONDS
-    try:
-        done = await reload(service)
-    except ConfigError as error:
-        raise Problem(409, "config", str(error)) from error
-    await service.settle()
-    return json_response(done)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/admin/reload",
-        reload_configuration,
-        body=EmptyObject,
-        answers={200: Reloaded},
-        problems=(409,),
-    ),
-    Route("GET", "/healthz", is_alive, answers={200: Alive}, probe=True),
-    Route("GET", "/readyz", is_ready, answers={200: Health}, problems=(503,), probe=True),
-    # `probe`, since its handler admits: a browser without a token is redirected to sign in.
-    Route("GET", "/", list_endpoints, answers={200: Index}, problems=(401, 403), probe=True),
-    Route("GET", "/openapi.json", get_contract, answers={200: dict[str, Any]}, needs=CHECK),
-    Route(
-        "GET",
-        "/metrics",
-        get_metrics,
-        query=MetricsQuery,
-        answers={200: "text/plain"},
-        needs=CHECK,
-    ),
-)
 
 
 # --- `/openapi.json`, generated from the table of routes and the structs of the requests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qsl, quote, unquote
 
 from aiohttp import web
@@ -18,6 +18,7 @@ from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
 from gatekeeper.sidecar.routes import check, operators
 from gatekeeper.sidecar.routes import hosts as host_routes
 from gatekeeper.sidecar.routing import (
+    ADMIN,
     CHECK,
     CRAWL_OR_ADMIN,
     Call,
@@ -28,11 +29,8 @@ from gatekeeper.sidecar.routing import (
     convert,
     read_octets,
 )
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
-
-ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
 _SIGN_IN: Final = "sign-in"
 """The kind of the problem that a visitor has to sign in."""
