@@ -61,6 +61,8 @@ class Call:
     _ask: Callable[[], str] | None = None
     refused: Problem | None = None
     """Why the client may not have the answer any more."""
+    streams: bool = False
+    """Whether the answer is a stream, for which `drain` waits."""
     goodbye: float = 0.0
     """Seconds that the handler has to end the answer by itself once `refused` is set."""
 
@@ -250,21 +252,16 @@ class Router(Generic[_S]):
 class Holder(NamedTuple):
     """The lease that occupies a host, as far as the waiting client may know about it."""
 
-    since: datetime | None = None
-    until: datetime | None = None
-    client: str | None = None
+    since: datetime
+    until: datetime
+    client: str | None
 
     def __str__(self) -> str:
-        if self.since is None or self.until is None:
-            return ""
         owner = f" of {self.client}" if self.client is not None else ""
         return (
             f"; a lease{owner} holds the host since {self.since:%Y-%m-%dT%H:%M:%SZ}, "
             f"until {self.until:%Y-%m-%dT%H:%M:%SZ} at the latest"
         )
-
-
-_NO_HOLDER = Holder()
 
 
 @dataclass(eq=False, repr=False)
@@ -283,7 +280,7 @@ class Problem(Exception):
     wait: float | None = None
     decision: Decision | None = None
     most: float | None = None
-    held: Holder = _NO_HOLDER
+    held: Holder | None = None
     why: str | None = None
 
     def document(self, request_id: str | None = None) -> wire.ProblemDocument:
@@ -296,9 +293,9 @@ class Problem(Exception):
             instance=f"urn:gatekeeper:request:{request_id}" if request_id else None,
             decision=self.decision,
             most=self.most,
-            held_since=self.held.since,
-            held_until=self.held.until,
-            held_by=self.held.client,
+            held_since=self.held and self.held.since,
+            held_until=self.held and self.held.until,
+            held_by=self.held and self.held.client,
             why=self.why,
         )
 

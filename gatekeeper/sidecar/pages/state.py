@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.client.wire import HostBody
+from gatekeeper.client.wire import FleetHold, FleetScope, HostBody
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
@@ -317,4 +317,29 @@ def host_body(
         allowed=counts.allow,
         denied=counts.deny,
         deferred=counts.defer,
+        fleet=tuple(_fleet_scope(view, wall) for view in fleet) or None,
+    )
+
+
+def _fleet_scope(view: ScopeView, wall: float) -> FleetScope:
+    """Describe what the fleet's store knows about a scope. `wall`: the current wall time."""
+    clock = view.clock
+    return FleetScope(
+        scope=clock.scope,
+        last_at=None if clock.age is None else utc(wall - clock.age),
+        blocked_until=utc(wall + clock.blocked) if clock.blocked else None,
+        block_reason=clock.reason,
+        paused=clock.paused,
+        holds=tuple(
+            FleetHold(
+                member=hold.owner,
+                since=utc(wall - hold.age),
+                until=utc(wall + hold.seconds),
+                headed=hold.headed,
+            )
+            for hold in view.holds
+        ),
+        waiting=view.waiting,
+        day_pages=clock.pages,
+        day_bytes=clock.bytes,
     )

@@ -10,18 +10,9 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import (
-    BlockBody,
-    FleetHold,
-    FleetScope,
-    HostBody,
-    OverrideBody,
-    RefreshBody,
-)
-from gatekeeper.clock import utc
+from gatekeeper.client.wire import BlockBody, HostBody, OverrideBody, RefreshBody
 from gatekeeper.config import host_named, match_named
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.waiters import HostState
 from gatekeeper.sidecar.pages.state import host_body
 from gatekeeper.sidecar.routing import (
@@ -201,33 +192,5 @@ def _host_in_path(call: Call) -> str:
 
 async def host_of(service: Service, host: str) -> HostBody:
     """Describe one host, including what the fleet's store knows. Raises ConfigError."""
-    state, wall = service.operators, service.clock.wall()
-    views = await service.gate.parts.scheduler.look(host)
-    waiting = state.waiting_by_host()[host]
-    body = host_body(state, host, waiting=waiting, fleet=views)
-    found = tuple(fleet_scope(view, wall) for view in views)
-    return msgspec.structs.replace(body, fleet=found) if found else body
-
-
-def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
-    """Describe what the fleet's store knows about a scope. `wall`: the current wall time."""
-    clock = view.clock
-    return FleetScope(
-        scope=clock.scope,
-        last_at=None if clock.age is None else utc(wall - clock.age),
-        blocked_until=utc(wall + clock.blocked) if clock.blocked else None,
-        block_reason=clock.reason,
-        paused=clock.paused,
-        holds=tuple(
-            FleetHold(
-                member=hold.owner,
-                since=utc(wall - hold.age),
-                until=utc(wall + hold.seconds),
-                headed=hold.headed,
-            )
-            for hold in view.holds
-        ),
-        waiting=view.waiting,
-        day_pages=clock.pages,
-        day_bytes=clock.bytes,
-    )
+    state, views = service.operators, await service.gate.parts.scheduler.look(host)
+    return host_body(state, host, waiting=state.waiting_by_host()[host], fleet=views)

@@ -303,7 +303,7 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     events = _events(service, query, last)
     opening = next(events)
     response = stream_response(call, "text/event-stream")
-    with open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
+    with open_stream(service, call), contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
             return response
@@ -339,12 +339,12 @@ def stream_response(call: Call, kind: str) -> web.StreamResponse:
 
 
 @contextlib.contextmanager
-def open_stream(service: Service, client: str) -> Iterator[None]:
+def open_stream(service: Service, call: Call) -> Iterator[None]:
     """Count a stream of a client while it is open.
 
     Raises Problem 429 if the client has too many streams, 503 if all clients together have (T15).
     """
-    streams, server = service.operators.streams, service.config.server
+    client, streams, server = call.client, service.operators.streams, service.config.server
     most = (server.max_streams + 1) // 2 if server.client_streams is None else server.client_streams
     if streams[client] >= most:
         service.clients.refused["streams"] += 1
@@ -356,6 +356,7 @@ def open_stream(service: Service, client: str) -> Iterator[None]:
     if streams.total() >= server.max_streams:
         raise full("streams are open already (server.max_streams)", server.max_streams)
     streams[client] += 1
+    call.streams = True
     try:
         yield
     finally:
