@@ -12,23 +12,12 @@ from aiohttp import web
 
 from gatekeeper.client.wire import PROBLEM_JSON, Alive, ProblemDocument
 from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.reload import Reloaded, reload
-from gatekeeper.sidecar.routing import (
-    ADMIN,
-    ANY,
-    CHECK,
-    JSON,
-    OCTETS,
-    Call,
-    EmptyObject,
-    Problem,
-    Route,
-    Routes,
-    json_response,
-)
+from gatekeeper.sidecar.routing import Call, EmptyObject, Problem, Route, Routes, json_response
 from gatekeeper.sidecar.service import Service
 
-ROUTES: Routes[Service] = Routes(needs=CHECK)
+ROUTES: Routes[Service] = Routes(needs=routing.CHECK)
 
 # --- `/v1/admin`: the operator controls the service.
 
@@ -40,7 +29,7 @@ _REPLY_SECONDS = 60.0
 @ROUTES.add(
     "POST",
     "/v1/admin/reload",
-    needs=ADMIN,
+    needs=routing.ADMIN,
     body=EmptyObject,
     answers={200: Reloaded},
     problems=(409,),
@@ -121,9 +110,9 @@ async def list_endpoints(service: Service, call: Call) -> web.StreamResponse:
     """List every endpoint. A browser is redirected to the pages."""
     if "text/html" in call.request.headers.get("Accept", ""):
         return web.Response(status=303, headers={"Location": "ui/"})
-    service.admission.admit(call.request, CHECK)
-    routes = [route for route in service.router.routes if route.method != ANY]
-    links = [Link(one.method, one.path, one.summary) for one in routes if not for_people(one)]
+    service.admission.admit(call.request, routing.CHECK)
+    listed = _listed(service.router.routes)
+    links = [Link(one.method, one.path, one.summary) for one in listed]
     return json_response(Index("gatekeeper", service.version, service.phase, links))
 
 
@@ -160,7 +149,7 @@ _BODY_PROBLEMS = frozenset({400, 408, 413, 415})
 """The body is malformed, too slow, too large, or of another type."""
 _SECONDS = {"type": "integer", "minimum": 1}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, at least 1.", "schema": _SECONDS}}
-_SITES_OWN = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
+_SITES_OWN = {routing.OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 """The content of a response that a site sent, as generators of clients expect it."""
 
 _ROLES = (
@@ -219,7 +208,7 @@ def document(
 
     `tokens`: whether the service requires tokens. If not, no operation mentions them.
     """
-    listed = [route for route in routes if route.method != ANY and not for_people(route)]
+    listed = _listed(routes)
     kinds = sorted(_structs(listed), key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     bodies = {route.body for route in listed if route.body is not None}
@@ -246,9 +235,9 @@ def document(
     }
 
 
-def for_people(route: Route[Service]) -> bool:
-    """Return whether the route is a page for people, which is not part of the contract."""
-    return route.path.startswith("/ui")
+def _listed(routes: Iterable[Route[Service]]) -> list[Route[Service]]:
+    """Return the routes of the contract: neither catch-alls nor pages for people."""
+    return [one for one in routes if one.method != routing.ANY and not one.path.startswith("/ui")]
 
 
 def _structs(routes: Iterable[Route[Service]]) -> set[type[msgspec.Struct]]:
@@ -288,7 +277,7 @@ def _json(kind: Any) -> dict[str, Any]:
     """Return the content of a JSON body of that kind."""
     name = kind.__name__ if isinstance(kind, type) else None
     schema = {"$ref": _REF.format(name=name)} if name else {"type": "object"}
-    return {JSON: {"schema": schema}}
+    return {routing.JSON: {"schema": schema}}
 
 
 def _operation(route: Route[Service], tokens: bool) -> dict[str, Any]:
@@ -344,7 +333,7 @@ def _responses(route: Route[Service]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answer: dict[str, Any] = {"description": route.summary}
-        if kind == OCTETS:
+        if kind == routing.OCTETS:
             answer["content"] = _SITES_OWN
         elif isinstance(kind, str):
             answer["content"] = {kind: {"schema": {"type": "string"}}}
@@ -368,7 +357,7 @@ def _responses(route: Route[Service]) -> dict[str, Any]:
         # The site may have answered with this status: then the body is the site's.
         site = _SITES_OWN if route.relays else {}
         phrase = http.HTTPStatus(status).phrase
-        content = {**site, PROBLEM_JSON: _json(ProblemDocument)[JSON]}
+        content = {**site, PROBLEM_JSON: _json(ProblemDocument)[routing.JSON]}
         said = f"{phrase}: a problem document (RFC 9457)."
         responses[str(status)] = {"description": said, "content": content}
         if status in (429, 503):

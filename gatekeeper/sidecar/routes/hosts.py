@@ -14,16 +14,9 @@ from gatekeeper.client.wire import BlockBody, HostBody, OverrideBody, RefreshBod
 from gatekeeper.config import host_named, match_named
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.waiters import HostState
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.pages.state import host_body
-from gatekeeper.sidecar.routing import (
-    CRAWL_OR_ADMIN,
-    Call,
-    EmptyObject,
-    PageQuery,
-    Problem,
-    Routes,
-    json_response,
-)
+from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Routes, json_response
 from gatekeeper.sidecar.service import Service
 
 ROUTES: Routes[Service] = Routes()
@@ -94,7 +87,11 @@ _ACTION = "/v1/hosts/{host}/"
 
 
 @ROUTES.add(
-    "GET", "/v1/hosts/{host}", needs=CRAWL_OR_ADMIN, answers={200: HostBody}, problems=(400,)
+    "GET",
+    "/v1/hosts/{host}",
+    needs=routing.CRAWL_OR_ADMIN,
+    answers={200: HostBody},
+    problems=(400,),
 )
 async def get_host(service: Service, call: Call) -> web.StreamResponse:
     """Show every clock of a host, and where each came from."""
