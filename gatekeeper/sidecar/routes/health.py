@@ -17,7 +17,7 @@ from gatekeeper.sidecar.reload import Reloaded, reload
 from gatekeeper.sidecar.routing import Call, EmptyObject, Problem, Route, Routes, json_response
 from gatekeeper.sidecar.service import Service
 
-ROUTES: Routes[Service] = Routes(needs=routing.CHECK)
+ROUTES: Routes[Service] = Routes()
 
 # --- `/v1/admin`: the operator controls the service.
 
@@ -26,14 +26,7 @@ _REPLY_SECONDS = 60.0
 """Seconds in which the result is told also to a client whose token the reload has removed."""
 
 
-@ROUTES.add(
-    "POST",
-    "/v1/admin/reload",
-    needs=routing.ADMIN,
-    body=EmptyObject,
-    answers={200: Reloaded},
-    problems=(409,),
-)
+@ROUTES.add("POST", "/v1/admin/reload", body=EmptyObject, answers={200: Reloaded}, problems=(409,))
 async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
     await call.body(EmptyObject)
@@ -116,7 +109,7 @@ async def list_endpoints(service: Service, call: Call) -> web.StreamResponse:
     return json_response(Index("gatekeeper", service.version, service.phase, links))
 
 
-@ROUTES.add("GET", "/openapi.json", answers={200: dict[str, Any]})
+@ROUTES.add("GET", "/openapi.json", needs=routing.CHECK, answers={200: dict[str, Any]})
 async def get_contract(service: Service, call: Call) -> web.StreamResponse:
     """Return the OpenAPI document, which is made from the structs of the handlers."""
     tokens = bool(service.admission.tokens)
@@ -130,7 +123,7 @@ class MetricsQuery(msgspec.Struct, frozen=True):
     """OpenMetrics alone: with the trace of a request for each bucket of a histogram."""
 
 
-@ROUTES.add("GET", "/metrics", query=MetricsQuery, answers={200: "text/plain"})
+@ROUTES.add("GET", "/metrics", needs=routing.CHECK, query=MetricsQuery, answers={200: "text/plain"})
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """Return the metrics, in OpenMetrics if Accept names it, else in Prometheus' text format."""
     asked = call.parameters(MetricsQuery)

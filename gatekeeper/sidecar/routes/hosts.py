@@ -83,22 +83,16 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
     )
 
 
-_ACTION = "/v1/hosts/{host}/"
+_HOST = "/v1/hosts/{host}"
 
 
-@ROUTES.add(
-    "GET",
-    "/v1/hosts/{host}",
-    needs=routing.CRAWL_OR_ADMIN,
-    answers={200: HostBody},
-    problems=(400,),
-)
+@ROUTES.add("GET", _HOST, needs=routing.CRAWL_OR_ADMIN, answers={200: HostBody}, problems=(400,))
 async def get_host(service: Service, call: Call) -> web.StreamResponse:
     """Show every clock of a host, and where each came from."""
     return json_response(await host_of(service, _host_in_path(call)))
 
 
-@ROUTES.add("POST", _ACTION + "pause", body=EmptyObject, answers={200: HostBody})
+@ROUTES.add("POST", _HOST + "/pause", body=EmptyObject, answers={200: HostBody})
 async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant no leases at the host until `resume`."""
     await call.body(EmptyObject)
@@ -106,7 +100,7 @@ async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     return await get_host(service, call)
 
 
-@ROUTES.add("POST", _ACTION + "resume", body=EmptyObject, answers={200: HostBody})
+@ROUTES.add("POST", _HOST + "/resume", body=EmptyObject, answers={200: HostBody})
 async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant leases at the host again."""
     await call.body(EmptyObject)
@@ -116,7 +110,7 @@ async def resume_host(service: Service, call: Call) -> web.StreamResponse:
 
 @ROUTES.add(
     "POST",
-    _ACTION + "refresh",
+    _HOST + "/refresh",
     body=RefreshBody,
     answers={200: HostBody, 202: HostBody},
     problems=(503,),
@@ -154,7 +148,7 @@ async def refresh(service: Service, host: str, origins: Sequence[str] = ()) -> b
     return bool(going_on or errors)
 
 
-@ROUTES.add("POST", _ACTION + "block", body=BlockBody, answers={200: HostBody})
+@ROUTES.add("POST", _HOST + "/block", body=BlockBody, answers={200: HostBody})
 async def block_host(service: Service, call: Call) -> web.StreamResponse:
     """Send no request to the host before a given moment."""
     request = await call.body(BlockBody)
@@ -172,7 +166,7 @@ async def block(service: Service, host: str, wanted: BlockBody) -> None:
     await service.gate.block(host, until, wanted.reason)
 
 
-@ROUTES.add("POST", _ACTION + "override", body=OverrideBody, answers={200: HostBody})
+@ROUTES.add("POST", _HOST + "/override", body=OverrideBody, answers={200: HostBody})
 async def override_host(service: Service, call: Call) -> web.StreamResponse:
     """Set a rule for a host, for `*.` and a domain, or for `*`, over that of the configuration."""
     request = await call.body(OverrideBody)
