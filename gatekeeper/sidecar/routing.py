@@ -234,9 +234,8 @@ class Router(Generic[_S]):
         route = route or methods.get(ANY)
         if route is None:
             allow = ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
-            raise Problem(
-                405, "method", f"this path accepts only {allow}", headers={"Allow": allow}
-            )
+            detail = f"this path accepts only {allow}"
+            raise Problem(405, "method", detail, headers={"Allow": allow})
         return route, params
 
     def _by_pattern(self, path: str) -> tuple[dict[str, Route[_S]], Mapping[str, str]]:
