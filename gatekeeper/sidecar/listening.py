@@ -616,9 +616,9 @@ class _Protocol(web.RequestHandler):
     def _try_pass_on(self, data: bytes) -> bool:
         """Give the connection to a worker if `data` begins a question. Return whether it did."""
         transport, pass_on = self.transport, self.server.pass_on
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
-            return False
         if pass_on is None or self._beginning or not data.startswith(QUESTION_STARTS):
+            return False
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return False
         transport.pause_reading()
         fd = transport.get_extra_info("socket").fileno()
