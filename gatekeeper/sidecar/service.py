@@ -430,8 +430,6 @@ class Service:
                 call.parameters(EmptyObject)
             if Role.ADMIN in route.needs:
                 await self.settle()  # so that operators see what workers did
-            if route.body is EmptyObject:
-                await call.body(EmptyObject)
             return await route.handler(self, call)
         finally:
             self.clients.leave(call.client)

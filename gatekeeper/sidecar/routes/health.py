@@ -29,6 +29,7 @@ _REPLY_SECONDS = 60.0
 @ROUTES.add("POST", "/v1/admin/reload", body=EmptyObject, answers={200: Reloaded}, problems=(409,))
 async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
+    await call.body(EmptyObject)
     call.goodbye = _REPLY_SECONDS
     try:
         done = await reload(service)

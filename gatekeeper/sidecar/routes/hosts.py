@@ -95,6 +95,7 @@ async def get_host(service: Service, call: Call) -> web.StreamResponse:
 @ROUTES.add("POST", _HOST + "/pause", body=EmptyObject, answers={200: HostBody})
 async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant no leases at the host until `resume`."""
+    await call.body(EmptyObject)
     await service.gate.pause(_host_in_path(call))
     return await get_host(service, call)
 
@@ -102,6 +103,7 @@ async def pause_host(service: Service, call: Call) -> web.StreamResponse:
 @ROUTES.add("POST", _HOST + "/resume", body=EmptyObject, answers={200: HostBody})
 async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant leases at the host again."""
+    await call.body(EmptyObject)
     await service.gate.resume(_host_in_path(call))
     return await get_host(service, call)
 

@@ -163,6 +163,7 @@ def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) 
 )
 async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease whose client is believed to be gone; it counts as used."""
+    await call.body(EmptyObject)
     service.leases.drop(call.params["id"])
     return web.Response(status=204)
 
