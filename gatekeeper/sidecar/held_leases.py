@@ -211,9 +211,7 @@ class LeaseTable:
 
         None: the `ttl` that it was granted or last renewed with.
         """
-        held = self._held.get(lease_id)
-        if held is None:
-            raise _unknown(lease_id)
+        held = self._held_as(lease_id)
         ttl = held.ttl if ttl is None else ttl
         self._record_grant(lease_id, held.lease, ttl, held.user_agent, held.client)
         held.ttl = ttl
@@ -263,10 +261,12 @@ class LeaseTable:
 
         It counts as used, and a late report is still accepted.
         """
-        held = self._held.get(lease_id)
-        if held is None:
+        self._record_end(lease_id, self._held_as(lease_id), "dropped")
+
+    def _held_as(self, lease_id: str) -> ClientLease:
+        if (held := self._held.get(lease_id)) is None:
             raise _unknown(lease_id)
-        self._record_end(lease_id, held, "dropped")
+        return held
 
     def drain(self) -> None:
         """Grant no more leases; waiting clients get a 503 immediately (T16)."""

@@ -261,28 +261,6 @@ class LeaseWaiters:
         return await gate.acquire(url, timeout=left, user_agent=agent, owned=False)
 
 
-class OpenStreams:
-    """Counts the streams in flight.
-
-    >>> streams = OpenStreams()
-    >>> with streams:
-    ...     len(streams)
-    1
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __enter__(self) -> None:
-        self._count += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._count -= 1
-
-
 def draining() -> Problem:
     """Return the response to a request for a lease while the service shuts down."""
     detail = "the service is shutting down and grants no more leases"

@@ -314,7 +314,7 @@ def rare_collections() -> Iterator[None]:
 def raise_file_limit() -> ConnectionLimits:
     """Raise the limit of open files as far as allowed. Return the limits that follow from it."""
     try:
-        import resource  # noqa: PLC0415 - not on every system
+        import resource  # noqa: PLC0415 - not on Windows, where `gatekeeper fetch` calls this, too
     except ImportError:
         return _divide_files(_MAX_FILES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -618,11 +618,9 @@ class _Protocol(web.RequestHandler):
     def _try_pass_on(self, data: bytes) -> bool:
         """Give the connection to a worker if `data` begins a question. Return whether it did."""
         transport, pass_on = self.transport, self.server.pass_on
-        if transport is None or pass_on is None:
+        if pass_on is None or self._beginning or not data.startswith(QUESTION_STARTS):
             return False
-        if self._beginning or not data.startswith(QUESTION_STARTS):
-            return False
-        if transport.is_closing() or transport.get_write_buffer_size():
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return False
         transport.pause_reading()
         fd = transport.get_extra_info("socket").fileno()

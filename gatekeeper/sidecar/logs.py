@@ -157,9 +157,9 @@ class DecisionLog:
         self.adjust(server)
         self._ring: deque[_Entry] = deque()
         self.written: int = 0
-        self._worker_lines = (0, 0)
-        """Lines that workers wrote, and that they dropped."""
+        self._written_by_workers = 0
         self._dropped = 0
+        """Those of workers as well."""
         self._failed_lines = 0
 
     def adjust(self, server: ServerConfig) -> None:
@@ -174,13 +174,13 @@ class DecisionLog:
 
     def samples(self) -> Samples:
         """Return the samples for /metrics."""
-        written, dropped = self._worker_lines
-        counts = {"written": self.written + written, "dropped": self.dropped + dropped}
-        return {"gatekeeper_decision_log": counts}
+        written = self.written + self._written_by_workers
+        return {"gatekeeper_decision_log": {"written": written, "dropped": self.dropped}}
 
     def add_counts(self, written: int, dropped: int) -> None:
         """Count lines that a worker process wrote or dropped."""
-        self._worker_lines = self._worker_lines[0] + written, self._worker_lines[1] + dropped
+        self._written_by_workers += written
+        self._dropped += dropped
 
     def add(self, decision: Decision, request: str, client: str) -> None:
         """Queue a decision for the log."""

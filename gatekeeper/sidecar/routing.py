@@ -61,6 +61,8 @@ class Call:
     _ask: Callable[[], str] | None = None
     refused: Problem | None = None
     """Why the client may not have the answer any more."""
+    streams: bool = False
+    """Whether the answer is a stream, for which `drain` waits."""
     goodbye: float = 0.0
     """Seconds that the handler has to end the answer by itself once `refused` is set."""
 
@@ -102,7 +104,8 @@ ANY = "*"
 CHECK = frozenset({Role.CHECK})
 """Roles of a route that any token may use, since every role includes this one."""
 CRAWL = frozenset({Role.CRAWL})
-CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
+ADMIN = frozenset({Role.ADMIN})
+CRAWL_OR_ADMIN = CRAWL | ADMIN
 
 Handler = Callable[[_S, Call], Awaitable[web.StreamResponse]]
 InlineHandler = Callable[[_S, InlineCall], bytes | None]
@@ -129,7 +132,7 @@ class Route(Generic[_S]):
     problems: tuple[int, ...] = ()
     """Statuses of its problem documents, beyond those that every query or body may cause."""
     body_required: bool = True
-    needs: frozenset[Role] = frozenset({Role.ADMIN})
+    needs: frozenset[Role] = ADMIN
     """A token must have one of these roles."""
     probe: bool = False
     """Whether it is answered without a token and without a Host check: it reveals nothing."""
@@ -231,9 +234,8 @@ class Router(Generic[_S]):
         route = route or methods.get(ANY)
         if route is None:
             allow = ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
-            raise Problem(
-                405, "method", f"this path accepts only {allow}", headers={"Allow": allow}
-            )
+            detail = f"this path accepts only {allow}"
+            raise Problem(405, "method", detail, headers={"Allow": allow})
         return route, params
 
     def _by_pattern(self, path: str) -> tuple[dict[str, Route[_S]], Mapping[str, str]]:
@@ -249,21 +251,16 @@ class Router(Generic[_S]):
 class Holder(NamedTuple):
     """The lease that occupies a host, as far as the waiting client may know about it."""
 
-    since: datetime | None = None
-    until: datetime | None = None
-    client: str | None = None
+    since: datetime
+    until: datetime
+    client: str | None
 
     def __str__(self) -> str:
-        if self.since is None or self.until is None:
-            return ""
         owner = f" of {self.client}" if self.client is not None else ""
         return (
             f"; a lease{owner} holds the host since {self.since:%Y-%m-%dT%H:%M:%SZ}, "
             f"until {self.until:%Y-%m-%dT%H:%M:%SZ} at the latest"
         )
-
-
-_NO_HOLDER = Holder()
 
 
 @dataclass(eq=False, repr=False)
@@ -282,7 +279,7 @@ class Problem(Exception):
     wait: float | None = None
     decision: Decision | None = None
     most: float | None = None
-    held: Holder = _NO_HOLDER
+    held: Holder | None = None
     why: str | None = None
 
     def document(self, request_id: str | None = None) -> wire.ProblemDocument:
@@ -295,9 +292,9 @@ class Problem(Exception):
             instance=f"urn:gatekeeper:request:{request_id}" if request_id else None,
             decision=self.decision,
             most=self.most,
-            held_since=self.held.since,
-            held_until=self.held.until,
-            held_by=self.held.client,
+            held_since=self.held and self.held.since,
+            held_until=self.held and self.held.until,
+            held_by=self.held and self.held.client,
             why=self.why,
         )
 

@@ -36,7 +36,6 @@ from gatekeeper.sidecar.background import FileReader, OriginLearner
 from gatekeeper.sidecar.channel import Configure
 from gatekeeper.sidecar.held_leases import LeaseJournal, LeaseTable
 from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
-from gatekeeper.sidecar.lease_requests import OpenStreams
 from gatekeeper.sidecar.listening import Acceptor, Inline, Server
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
 from gatekeeper.sidecar.metrics import Metrics, Samples, gate_samples
@@ -110,8 +109,6 @@ class Service:
         self.leases: LeaseTable = LeaseTable(
             config.server, self.clock, lease_journal, keep_going=keep_going, on_report=feed.reported
         )
-        self.streams: OpenStreams = OpenStreams()
-        """Pages being fetched and passed on."""
         self.learner: OriginLearner = OriginLearner(gate, self.clock)
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
@@ -276,6 +273,11 @@ class Service:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
             **HEAD_LIMITS,
         )
+
+    @property
+    def streams(self) -> int:
+        """Number of streams in flight."""
+        return sum(call.streams for call in self._answers)
 
     def background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T] | None:
         """Run a coroutine in the background and return its task. Return None if too many run.
@@ -517,9 +519,9 @@ class Service:
         why, until = self.gate.parts.scheduler.held_up(host)
         retry_at = error.retry_at or (utc(until) if until else None)
         wait, known = self.seconds_until(retry_at), None if why == "turn" else why
-        return Problem(429, "not-yet", f"{error}{holder}", wait=wait, held=holder, why=known)
+        return Problem(429, "not-yet", f"{error}{holder or ''}", wait=wait, held=holder, why=known)
 
-    async def _holder(self, host: str, call: Call) -> Holder:
+    async def _holder(self, host: str, call: Call) -> Holder | None:
         """Describe the lease that holds the host; whose it is only to its client and admins (T15).
 
         A lease of another member of the fleet is described by the store.
@@ -533,7 +535,7 @@ class Service:
             async with deadline(self.clock, LOOK_SECONDS):
                 views = await self.gate.parts.scheduler.look(host)
         if not views or not views[0].holds:
-            return Holder()
+            return None
         hold, wall = views[0].holds[0], self.clock.wall()
         member = hold.owner if admin else None
         return Holder(utc(wall - hold.age), utc(wall + hold.seconds), member)

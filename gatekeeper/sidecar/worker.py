@@ -20,7 +20,7 @@ import socket
 import sys
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -211,14 +211,6 @@ class _WorkerProcess:
         """Tasks of connections that were accepted and are not among `clients` yet."""
         self._report_timer = SingleTimer(_CLOCK, self._report)
         self._logged = (0, 0)
-        self._handlers: dict[type, Callable[[Any], object]] = {
-            channel.Configure: self._configure,
-            SharedRecord: self._store_record,
-            channel.DropRecord: self._drop_record,
-            channel.ClientAtLimit: self._on_client_limit,
-            channel.Sync: self._on_sync,
-            channel.Stop: lambda _message: self.stop(None),
-        }
 
     async def run(self) -> str | None:
         """Answer until the process is to exit. Return the error that made it exit, or None."""
@@ -248,11 +240,32 @@ class _WorkerProcess:
     def _on_message(self, message: Message, connection: socket.socket | None) -> None:
         if connection is not None and isinstance(message, HandOver):
             self._accept(message, connection)
-        elif (handler := self._handlers.get(type(message))) is not None:
-            try:
-                handler(message)
-            except Exception as error:  # noqa: BLE001 - it would answer from outdated state
-                self.stop(f"this worker can't follow its owner: {error!r}")
+            return
+        try:
+            self._follow(message)
+        except Exception as error:  # noqa: BLE001 - it would answer from outdated state
+            self.stop(f"this worker can't follow its owner: {error!r}")
+
+    def _follow(self, message: Message) -> None:
+        match message:
+            case channel.Configure():
+                self._configure(message)
+            case SharedRecord():
+                self._replica.take_in(message)
+                for client in self.waiting.pop(message.origin, ()):
+                    client.retry()
+            case channel.DropRecord():
+                self._replica.forget(message.origin)
+                for client in self.waiting.pop(message.origin, ()):
+                    client.pass_on()
+            case channel.ClientAtLimit() if self._service is not None:
+                at_limit = self._service.clients.at_limit
+                (at_limit.add if message.at_limit else at_limit.discard)(message.client)
+            case channel.Sync():
+                self._report()
+                self.channel.send(channel.Synced(message.number))
+            case channel.Stop():
+                self.stop(None)
 
     def _on_lost(self) -> None:
         self.stop("the owner process is gone: this worker exits")
@@ -280,25 +293,6 @@ class _WorkerProcess:
         self.max_header = config.server.max_header
         self.max_request = config.server.max_body + 2 * self.max_header
         self._replica.follow_rules(message.rules)
-
-    def _store_record(self, message: SharedRecord) -> None:
-        self._replica.take_in(message)
-        for client in self.waiting.pop(message.origin, ()):
-            client.retry()
-
-    def _drop_record(self, message: channel.DropRecord) -> None:
-        self._replica.forget(message.origin)
-        for client in self.waiting.pop(message.origin, ()):
-            client.pass_on()
-
-    def _on_client_limit(self, message: channel.ClientAtLimit) -> None:
-        if self._service is not None:
-            at_limit = self._service.clients.at_limit
-            (at_limit.add if message.at_limit else at_limit.discard)(message.client)
-
-    def _on_sync(self, message: channel.Sync) -> None:
-        self._report()
-        self.channel.send(channel.Synced(message.number))
 
     # -- connections -----------------------------------------------------------------
 

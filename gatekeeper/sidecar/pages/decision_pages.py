@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
 
 from gatekeeper import urls
+from gatekeeper.client.wire import Explanation
 from gatekeeper.clock import utc
-from gatekeeper.decision import Reason
+from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import GatekeeperError, InvalidURL
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
@@ -22,11 +23,7 @@ from gatekeeper.sidecar.pages.shell import Page, Visitor
 from gatekeeper.sidecar.routes import check
 from gatekeeper.sidecar.routes.operators import EventQuery
 from gatekeeper.sidecar.routing import Call
-
-if TYPE_CHECKING:
-    from gatekeeper.client.wire import Explanation
-    from gatekeeper.decision import Decision
-    from gatekeeper.sidecar.service import Service
+from gatekeeper.sidecar.service import Service
 
 _MAX_LINES: Final = 400
 """Maximum lines of a text to show."""

@@ -18,13 +18,11 @@ from heapq import merge, nsmallest
 from itertools import islice
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gatekeeper.clock import Clock, OwnedTasks
+from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.waiters import HELD_UP, STATES, HostState
-
-if TYPE_CHECKING:
-    from gatekeeper.pacing.scopes import Scope
 
 SCAN_WAIT: Final = 0.01
 """Seconds that a request waits for a scan of all hosts."""
@@ -59,7 +57,7 @@ def _last_name(chunk: list[Scope]) -> str:
 
 _Run = list[tuple[Any, Any]]
 """Names of hosts with their keys, or states with their numbers."""
-_Examine = Callable[[list["Scope"], float], _Run]
+_Examine = Callable[[list[Scope], float], _Run]
 """Returns what a scan wants to know of some hosts at a monotonic time."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice, takewhile
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
@@ -21,12 +21,10 @@ from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.gate import Gatekeeper, GateStats
+from gatekeeper.sidecar.held_leases import LeaseTable
+from gatekeeper.sidecar.metrics import Histogram
 from gatekeeper.urls import host_of, make_room
-
-if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper, GateStats
-    from gatekeeper.sidecar.held_leases import LeaseTable
-    from gatekeeper.sidecar.metrics import Histogram
 
 _RING: Final = 4096
 """Single decisions to keep."""

@@ -103,9 +103,8 @@ class Sessions:
         """Raise Problem 403 for a form that does not come from our own pages."""
         given = fields.get("form", "").encode("utf-8", "replace")
         if not hmac.compare_digest(visitor.form.encode(), given):
-            raise Problem(
-                403, "form", "this form is too old, or not from our pages: load its page again"
-            )
+            detail = "this form is too old, or not from our pages: load its page again"
+            raise Problem(403, "form", detail)
 
     def _cookie(self, token: Token, began: int, nonce: str) -> str:
         until = min(int(self._clock.wall()) + MAX_IDLE, began + MAX_SESSION)

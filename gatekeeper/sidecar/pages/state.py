@@ -7,29 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.client.wire import HostBody
-from gatekeeper.clock import UtcTime, utc
+from gatekeeper.client.wire import FleetHold, FleetScope, HostBody
+from gatekeeper.clock import Clock, UtcTime, utc
+from gatekeeper.fetching.records import Record
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.pacing.host_settings import SHARED_PREFIXES
-from gatekeeper.pacing.scopes import INF
-from gatekeeper.pacing.waiters import HELD_UP, STATES
+from gatekeeper.pacing.ledger import ScopeView
+from gatekeeper.pacing.scopes import INF, Scope
+from gatekeeper.pacing.waiters import HELD_UP, STATES, HostHoldups
+from gatekeeper.sidecar.held_leases import ClientLease, LeaseTable
+from gatekeeper.sidecar.lease_requests import LeaseWaiter
+from gatekeeper.sidecar.metrics import Metrics
 from gatekeeper.sidecar.pages.host_index import MAX_NAMED, HostIndex, HostOrder, HostStates
 from gatekeeper.sidecar.pages.recent_decisions import DecisionFeed, Series
-
-if TYPE_CHECKING:
-    from gatekeeper.clock import Clock
-    from gatekeeper.fetching.records import Record
-    from gatekeeper.gate import Gatekeeper
-    from gatekeeper.pacing.ledger import ScopeView
-    from gatekeeper.pacing.scopes import Scope
-    from gatekeeper.pacing.waiters import HostHoldups
-    from gatekeeper.sidecar.held_leases import ClientLease, LeaseTable
-    from gatekeeper.sidecar.lease_requests import LeaseWaiter
-    from gatekeeper.sidecar.metrics import Metrics
 
 
 class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,4 +312,29 @@ def host_body(
         allowed=counts.allow,
         denied=counts.deny,
         deferred=counts.defer,
+        fleet=tuple(_fleet_scope(view, wall) for view in fleet) or None,
+    )
+
+
+def _fleet_scope(view: ScopeView, wall: float) -> FleetScope:
+    """Describe what the fleet's store knows about a scope. `wall`: the current wall time."""
+    clock = view.clock
+    return FleetScope(
+        scope=clock.scope,
+        last_at=None if clock.age is None else utc(wall - clock.age),
+        blocked_until=utc(wall + clock.blocked) if clock.blocked else None,
+        block_reason=clock.reason,
+        paused=clock.paused,
+        holds=tuple(
+            FleetHold(
+                member=hold.owner,
+                since=utc(wall - hold.age),
+                until=utc(wall + hold.seconds),
+                headed=hold.headed,
+            )
+            for hold in view.holds
+        ),
+        waiting=view.waiting,
+        day_pages=clock.pages,
+        day_bytes=clock.bytes,
     )

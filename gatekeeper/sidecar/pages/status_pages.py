@@ -6,28 +6,25 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from gatekeeper import urls
+from gatekeeper.client.wire import HostBody
 from gatekeeper.clock import utc
 from gatekeeper.config import host_named
-from gatekeeper.pacing.waiters import HELD_UP, STATES
+from gatekeeper.pacing.waiters import HELD_UP, STATES, ClockView
 from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, card, element, link, number, row
 from gatekeeper.sidecar.pages.recent_decisions import NAMES
 from gatekeeper.sidecar.pages.shell import Page, Visitor, post_form
+from gatekeeper.sidecar.pages.state import LeaseView, Overview
 from gatekeeper.sidecar.routes.hosts import HostQuery, host_list, host_of
 from gatekeeper.sidecar.routes.operators import LeaseQuery, config_body, lease_list, overview_of
 from gatekeeper.sidecar.routing import Call, PageQuery, Problem
-
-if TYPE_CHECKING:
-    from gatekeeper.client.wire import HostBody
-    from gatekeeper.pacing.waiters import ClockView
-    from gatekeeper.sidecar.pages.state import LeaseView, Overview
-    from gatekeeper.sidecar.service import Service
+from gatekeeper.sidecar.service import Service
 
 REFRESH: Final = 3.0
 

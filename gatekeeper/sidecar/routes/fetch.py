@@ -143,8 +143,9 @@ async def _follow(service: Service, call: Call, url: str, end: float) -> web.Str
     """
     for _ in range(1 + _MAX_REDIRECTS):
         async with await _lease(service, call, url, end) as lease:
-            with service.streams:
-                answer = await _send(service, call, url, lease)
+            call.streams = True
+            answer = await _send(service, call, url, lease)
+            call.streams = False
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
@@ -281,7 +282,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
         max_entries=query.max_entries,
         take=partial(_lease_for_list, service, call),
     )
-    with open_stream(service, call.client), service.streams:
+    with open_stream(service, call):
         async with contextlib.aclosing(found):
             entry = await _next_entry(service, found)  # an error before it has its own status
             response = stream_response(call, JSON_LINES)

@@ -5,28 +5,41 @@ from __future__ import annotations
 import http
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from gatekeeper.client.wire import PROBLEM_JSON, Alive, ProblemDocument
 from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.reload import Reloaded, reload
-from gatekeeper.sidecar.routing import (
-    ANY,
-    CHECK,
-    JSON,
-    OCTETS,
-    Call,
-    EmptyObject,
-    Problem,
-    Route,
-    json_response,
-)
+from gatekeeper.sidecar.routing import Call, EmptyObject, Problem, Route, Routes, json_response
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
+ROUTES: Routes[Service] = Routes()
+
+# --- `/v1/admin`: the operator controls the service.
+
+
+_REPLY_SECONDS = 60.0
+"""Seconds in which the result is told also to a client whose token the reload has removed."""
+
+
+@ROUTES.add("POST", "/v1/admin/reload", body=EmptyObject, answers={200: Reloaded}, problems=(409,))
+async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
+    """Read the configuration again. A bad one changes nothing."""
+    await call.body(EmptyObject)
+    call.goodbye = _REPLY_SECONDS
+    try:
+        done = await reload(service)
+    except ConfigError as error:
+        raise Problem(409, "config", str(error)) from error
+    await service.settle()
+    return json_response(done)
+
+
+# --- The health of the service.
 
 
 class FleetHealth(msgspec.Struct, frozen=True):
@@ -45,11 +58,13 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """None if this gate belongs to no fleet."""
 
 
+@ROUTES.add("GET", "/healthz", answers={200: Alive}, probe=True)
 async def is_alive(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 as long as the process answers at all, and name its User-Agent."""
     return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
 
 
+@ROUTES.add("GET", "/readyz", answers={200: Health}, problems=(503,), probe=True)
 async def is_ready(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 if new questions are accepted.
 
@@ -82,16 +97,19 @@ class Index(msgspec.Struct, frozen=True):
     links: list[Link]
 
 
+# `probe`, since the handler admits: a browser without a token is redirected to sign in.
+@ROUTES.add("GET", "/", answers={200: Index}, problems=(401, 403), probe=True)
 async def list_endpoints(service: Service, call: Call) -> web.StreamResponse:
     """List every endpoint. A browser is redirected to the pages."""
     if "text/html" in call.request.headers.get("Accept", ""):
         return web.Response(status=303, headers={"Location": "ui/"})
-    service.admission.admit(call.request, CHECK)
-    routes = [route for route in service.router.routes if route.method != ANY]
-    links = [Link(one.method, one.path, one.summary) for one in routes if not for_people(one)]
+    service.admission.admit(call.request, routing.CHECK)
+    listed = _listed(service.router.routes)
+    links = [Link(one.method, one.path, one.summary) for one in listed]
     return json_response(Index("gatekeeper", service.version, service.phase, links))
 
 
+@ROUTES.add("GET", "/openapi.json", needs=routing.CHECK, answers={200: dict[str, Any]})
 async def get_contract(service: Service, call: Call) -> web.StreamResponse:
     """Return the OpenAPI document, which is made from the structs of the handlers."""
     tokens = bool(service.admission.tokens)
@@ -105,56 +123,13 @@ class MetricsQuery(msgspec.Struct, frozen=True):
     """OpenMetrics alone: with the trace of a request for each bucket of a histogram."""
 
 
+@ROUTES.add("GET", "/metrics", needs=routing.CHECK, query=MetricsQuery, answers={200: "text/plain"})
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """Return the metrics, in OpenMetrics if Accept names it, else in Prometheus' text format."""
     asked = call.parameters(MetricsQuery)
     accept = ",".join(call.request.headers.getall("Accept", ()))
     body, content_type = await service.metrics_text(accept, exemplars=asked.exemplars)
     return web.Response(body=body, headers={"Content-Type": content_type, "Vary": "Accept"})
-
-
-# --- `/v1/admin`: the operator controls the service.
-
-
-_REPLY_SECONDS = 60.0
-"""Seconds in which the result is told also to a client whose token the reload has removed."""
-
-
-async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
-    """Read the configuration again. A bad one changes nothing."""
-    await call.body(EmptyObject)
-    call.goodbye = _REPLY_SECONDS
-    try:
-        done = await reload(service)
-    except ConfigError as error:
-        raise Problem(409, "config", str(error)) from error
-    await service.settle()
-    return json_response(done)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/admin/reload",
-        reload_configuration,
-        body=EmptyObject,
-        answers={200: Reloaded},
-        problems=(409,),
-    ),
-    Route("GET", "/healthz", is_alive, answers={200: Alive}, probe=True),
-    Route("GET", "/readyz", is_ready, answers={200: Health}, problems=(503,), probe=True),
-    # `probe`, since its handler admits: a browser without a token is redirected to sign in.
-    Route("GET", "/", list_endpoints, answers={200: Index}, problems=(401, 403), probe=True),
-    Route("GET", "/openapi.json", get_contract, answers={200: dict[str, Any]}, needs=CHECK),
-    Route(
-        "GET",
-        "/metrics",
-        get_metrics,
-        query=MetricsQuery,
-        answers={200: "text/plain"},
-        needs=CHECK,
-    ),
-)
 
 
 # --- `/openapi.json`, generated from the table of routes and the structs of the requests.
@@ -167,7 +142,7 @@ _BODY_PROBLEMS = frozenset({400, 408, 413, 415})
 """The body is malformed, too slow, too large, or of another type."""
 _SECONDS = {"type": "integer", "minimum": 1}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds, at least 1.", "schema": _SECONDS}}
-_SITES_OWN = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
+_SITES_OWN = {routing.OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 """The content of a response that a site sent, as generators of clients expect it."""
 
 _ROLES = (
@@ -226,7 +201,7 @@ def document(
 
     `tokens`: whether the service requires tokens. If not, no operation mentions them.
     """
-    listed = [route for route in routes if route.method != ANY and not for_people(route)]
+    listed = _listed(routes)
     kinds = sorted(_structs(listed), key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     bodies = {route.body for route in listed if route.body is not None}
@@ -253,9 +228,9 @@ def document(
     }
 
 
-def for_people(route: Route[Service]) -> bool:
-    """Return whether the route is a page for people, which is not part of the contract."""
-    return route.path.startswith("/ui")
+def _listed(routes: Iterable[Route[Service]]) -> list[Route[Service]]:
+    """Return the routes of the contract: neither catch-alls nor pages for people."""
+    return [one for one in routes if one.method != routing.ANY and not one.path.startswith("/ui")]
 
 
 def _structs(routes: Iterable[Route[Service]]) -> set[type[msgspec.Struct]]:
@@ -295,7 +270,7 @@ def _json(kind: Any) -> dict[str, Any]:
     """Return the content of a JSON body of that kind."""
     name = kind.__name__ if isinstance(kind, type) else None
     schema = {"$ref": _REF.format(name=name)} if name else {"type": "object"}
-    return {JSON: {"schema": schema}}
+    return {routing.JSON: {"schema": schema}}
 
 
 def _operation(route: Route[Service], tokens: bool) -> dict[str, Any]:
@@ -351,7 +326,7 @@ def _responses(route: Route[Service]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answer: dict[str, Any] = {"description": route.summary}
-        if kind == OCTETS:
+        if kind == routing.OCTETS:
             answer["content"] = _SITES_OWN
         elif isinstance(kind, str):
             answer["content"] = {kind: {"schema": {"type": "string"}}}
@@ -375,7 +350,7 @@ def _responses(route: Route[Service]) -> dict[str, Any]:
         # The site may have answered with this status: then the body is the site's.
         site = _SITES_OWN if route.relays else {}
         phrase = http.HTTPStatus(status).phrase
-        content = {**site, PROBLEM_JSON: _json(ProblemDocument)[JSON]}
+        content = {**site, PROBLEM_JSON: _json(ProblemDocument)[routing.JSON]}
         said = f"{phrase}: a problem document (RFC 9457)."
         responses[str(status)] = {"description": said, "content": content}
         if status in (429, 503):

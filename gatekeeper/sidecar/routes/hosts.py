@@ -4,66 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import (
-    BlockBody,
-    FleetHold,
-    FleetScope,
-    HostBody,
-    OverrideBody,
-    RefreshBody,
-)
-from gatekeeper.clock import utc
+from gatekeeper.client.wire import BlockBody, HostBody, OverrideBody, RefreshBody
 from gatekeeper.config import host_named, match_named
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.waiters import HostState
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.pages.state import host_body
-from gatekeeper.sidecar.routing import (
-    CRAWL_OR_ADMIN,
-    Call,
-    EmptyObject,
-    Handler,
-    PageQuery,
-    Problem,
-    Route,
-    json_response,
-)
+from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Routes, json_response
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
-
+ROUTES: Routes[Service] = Routes()
 _REFRESH_SECONDS = 2.0
 """Seconds that the response waits for a refresh, which goes on afterwards."""
 
 
-HostSort = Literal[
-    "host",
-    "-host",
-    "next",
-    "-next",
-    "state",
-    "-state",
-    "interval",
-    "-interval",
-    "in_flight",
-    "-in_flight",
-    "waiting",
-    "-waiting",
-    "status",
-    "-status",
-    "allowed",
-    "-allowed",
-    "denied",
-    "-denied",
-    "held_up",
-    "-held_up",
-]
+_Clocks = Literal["next", "-next", "state", "-state", "interval", "-interval"]
+_Requests = Literal["in_flight", "-in_flight", "waiting", "-waiting", "status", "-status"]
+_Totals = Literal["allowed", "-allowed", "denied", "-denied", "held_up", "-held_up"]
+HostSort = Literal["host", "-host", _Clocks, _Requests, _Totals]
 """The column to sort by; a leading `-` sorts in descending order. `-held_up`: first the hosts that
 are blocked, then those paused, deferred, and the others, each by its number of waiting requests."""
 
@@ -89,6 +53,7 @@ class HostList(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every host was examined. If False, there are so many that this goes on: ask again."""
 
 
+@ROUTES.add("GET", "/v1/hosts", query=HostQuery, answers={200: HostList})
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
     """List a page of the hosts in memory, filtered and sorted by the service."""
     return json_response(await host_list(service, call.parameters(HostQuery)))
@@ -118,11 +83,16 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
     )
 
 
+_HOST = "/v1/hosts/{host}"
+
+
+@ROUTES.add("GET", _HOST, needs=routing.CRAWL_OR_ADMIN, answers={200: HostBody}, problems=(400,))
 async def get_host(service: Service, call: Call) -> web.StreamResponse:
     """Show every clock of a host, and where each came from."""
     return json_response(await host_of(service, _host_in_path(call)))
 
 
+@ROUTES.add("POST", _HOST + "/pause", body=EmptyObject, answers={200: HostBody})
 async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant no leases at the host until `resume`."""
     await call.body(EmptyObject)
@@ -130,6 +100,7 @@ async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     return await get_host(service, call)
 
 
+@ROUTES.add("POST", _HOST + "/resume", body=EmptyObject, answers={200: HostBody})
 async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant leases at the host again."""
     await call.body(EmptyObject)
@@ -137,6 +108,13 @@ async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     return await get_host(service, call)
 
 
+@ROUTES.add(
+    "POST",
+    _HOST + "/refresh",
+    body=RefreshBody,
+    answers={200: HostBody, 202: HostBody},
+    problems=(503,),
+)
 async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
     """Fetch robots.txt again: of `origin`, or of all known origins of the host."""
     request = await call.body(RefreshBody)
@@ -170,6 +148,7 @@ async def refresh(service: Service, host: str, origins: Sequence[str] = ()) -> b
     return bool(going_on or errors)
 
 
+@ROUTES.add("POST", _HOST + "/block", body=BlockBody, answers={200: HostBody})
 async def block_host(service: Service, call: Call) -> web.StreamResponse:
     """Send no request to the host before a given moment."""
     request = await call.body(BlockBody)
@@ -187,6 +166,7 @@ async def block(service: Service, host: str, wanted: BlockBody) -> None:
     await service.gate.block(host, until, wanted.reason)
 
 
+@ROUTES.add("POST", _HOST + "/override", body=OverrideBody, answers={200: HostBody})
 async def override_host(service: Service, call: Call) -> web.StreamResponse:
     """Set a rule for a host, for `*.` and a domain, or for `*`, over that of the configuration."""
     request = await call.body(OverrideBody)
@@ -203,62 +183,5 @@ def _host_in_path(call: Call) -> str:
 
 async def host_of(service: Service, host: str) -> HostBody:
     """Describe one host, including what the fleet's store knows. Raises ConfigError."""
-    state, wall = service.operators, service.clock.wall()
-    views = await service.gate.parts.scheduler.look(host)
-    waiting = state.waiting_by_host()[host]
-    body = host_body(state, host, waiting=waiting, fleet=views)
-    found = tuple(fleet_scope(view, wall) for view in views)
-    return msgspec.structs.replace(body, fleet=found) if found else body
-
-
-def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
-    """Describe what the fleet's store knows about a scope. `wall`: the current wall time."""
-    clock = view.clock
-    return FleetScope(
-        scope=clock.scope,
-        last_at=None if clock.age is None else utc(wall - clock.age),
-        blocked_until=utc(wall + clock.blocked) if clock.blocked else None,
-        block_reason=clock.reason,
-        paused=clock.paused,
-        holds=tuple(
-            FleetHold(
-                member=hold.owner,
-                since=utc(wall - hold.age),
-                until=utc(wall + hold.seconds),
-                headed=hold.headed,
-            )
-            for hold in view.holds
-        ),
-        waiting=view.waiting,
-        day_pages=clock.pages,
-        day_bytes=clock.bytes,
-    )
-
-
-def _control(action: str, handler: Handler[Service], body: type, *statuses: int) -> Route[Service]:
-    return Route(
-        "POST",
-        f"/v1/hosts/{{host}}/{action}",
-        handler,
-        body=body,
-        answers=dict.fromkeys((200, *statuses), HostBody),
-        problems=(503,) if 202 in statuses else (),
-    )
-
-
-ROUTES = (
-    Route("GET", "/v1/hosts", list_hosts, query=HostQuery, answers={200: HostList}),
-    Route(
-        "GET",
-        "/v1/hosts/{host}",
-        get_host,
-        needs=CRAWL_OR_ADMIN,
-        answers={200: HostBody},
-        problems=(400,),
-    ),
-    _control("pause", pause_host, EmptyObject),
-    _control("resume", resume_host, EmptyObject),
-    _control("refresh", refresh_host, RefreshBody, 202),
-    _control("block", block_host, BlockBody),
-    _control("override", override_host, OverrideBody),
-)
+    state, views = service.operators, await service.gate.parts.scheduler.look(host)
+    return host_body(state, host, waiting=state.waiting_by_host()[host], fleet=views)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
@@ -19,16 +19,16 @@ from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import InvalidURL
+from gatekeeper.gate.parts import FoundLine
 from gatekeeper.sidecar.lease_requests import full
 from gatekeeper.sidecar.logs import DecisionEvent
 from gatekeeper.sidecar.pages.recent_decisions import GivenDecision, SeriesBody, totals_of
 from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
 from gatekeeper.sidecar.reload import needs_restart
-from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Route, json_response
+from gatekeeper.sidecar.routing import Call, EmptyObject, PageQuery, Problem, Routes, json_response
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.gate.parts import FoundLine
-    from gatekeeper.sidecar.service import Service
+ROUTES: Routes[Service] = Routes()
 
 TICK: Final = 0.1
 """Seconds between two reads of the decisions by a stream."""
@@ -55,6 +55,7 @@ _PREFIX: Final = secrets.token_hex(4)
 # --- overview and leases ----------------------------------------------------------------------
 
 
+@ROUTES.add("GET", "/v1/overview", answers={200: Overview})
 async def get_overview(service: Service, call: Call) -> web.StreamResponse:
     """State, rates, leases, delayed hosts, and the result of the last reload."""
     return json_response(await overview_of(service))
@@ -130,6 +131,7 @@ class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
     """All waiting requests."""
 
 
+@ROUTES.add("GET", "/v1/leases", query=LeaseQuery, answers={200: LeaseList})
 async def list_leases(service: Service, call: Call) -> web.StreamResponse:
     """A page of the leases that clients hold, and of the requests that wait for one."""
     return json_response(lease_list(service, call.parameters(LeaseQuery)))
@@ -156,6 +158,9 @@ def lease_list(service: Service, query: LeaseQuery, *, name: str | None = None) 
     )
 
 
+@ROUTES.add(
+    "POST", "/v1/leases/{id}/drop", body=EmptyObject, answers={204: None}, problems=(404, 503)
+)
 async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease whose client is believed to be gone; it counts as used."""
     await call.body(EmptyObject)
@@ -196,6 +201,7 @@ class PastDecision(msgspec.Struct, frozen=True):
 _DECISION_ID: Final = re.compile("[0-9a-f]{1,40}-[0-9a-f]{1,20}")
 
 
+@ROUTES.add("GET", "/v1/decisions/{id}", answers={200: PastDecision}, problems=(404, 503))
 async def get_decision(service: Service, call: Call) -> web.StreamResponse:
     """One of the latest decisions, by its id, or one that the audit record has."""
     wanted = call.params["id"]
@@ -277,6 +283,14 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """All since the stream was opened."""
 
 
+@ROUTES.add(
+    "GET",
+    "/v1/events",
+    query=EventQuery,
+    answers={200: "text/event-stream"},
+    events={"decision": DecisionEvent, "dropped": Dropped},
+    problems=(429, 503),
+)
 async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     """Send decisions until the client disconnects or the service drains.
 
@@ -289,7 +303,7 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     events = _events(service, query, last)
     opening = next(events)
     response = stream_response(call, "text/event-stream")
-    with open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
+    with open_stream(service, call), contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
             return response
@@ -325,12 +339,12 @@ def stream_response(call: Call, kind: str) -> web.StreamResponse:
 
 
 @contextlib.contextmanager
-def open_stream(service: Service, client: str) -> Iterator[None]:
+def open_stream(service: Service, call: Call) -> Iterator[None]:
     """Count a stream of a client while it is open.
 
     Raises Problem 429 if the client has too many streams, 503 if all clients together have (T15).
     """
-    streams, server = service.operators.streams, service.config.server
+    client, streams, server = call.client, service.operators.streams, service.config.server
     most = (server.max_streams + 1) // 2 if server.client_streams is None else server.client_streams
     if streams[client] >= most:
         service.clients.refused["streams"] += 1
@@ -342,6 +356,7 @@ def open_stream(service: Service, client: str) -> Iterator[None]:
     if streams.total() >= server.max_streams:
         raise full("streams are open already (server.max_streams)", server.max_streams)
     streams[client] += 1
+    call.streams = True
     try:
         yield
     finally:
@@ -398,6 +413,7 @@ def _encode(given: GivenDecision) -> bytes:
     return b"id: %s-%d\nevent: decision\ndata: %b\n\n" % (_PREFIX.encode(), given.number, data)
 
 
+@ROUTES.add("GET", "/v1/series", answers={200: SeriesBody})
 async def get_series(service: Service, call: Call) -> web.StreamResponse:
     """The metrics of the last hour, one point for each ten seconds."""
     return json_response(service.operators.series.body())
@@ -426,6 +442,7 @@ class ConfigBody(msgspec.Struct, frozen=True):
     settings: list[SettingView]
 
 
+@ROUTES.add("GET", "/v1/config", answers={200: ConfigBody})
 async def get_configuration(service: Service, call: Call) -> web.StreamResponse:
     """The effective configuration, and the source of each value."""
     return json_response(config_body(service))
@@ -465,31 +482,3 @@ def masked(value: Any) -> Any:
         url = _URL.sub(lambda one: urls.mask(one[0], query=False, limit=2000), value[start:])
         return value[:start] + url
     return value
-
-
-ROUTES = (
-    Route("GET", "/v1/overview", get_overview, answers={200: Overview}),
-    Route("GET", "/v1/leases", list_leases, query=LeaseQuery, answers={200: LeaseList}),
-    Route(
-        "POST",
-        "/v1/leases/{id}/drop",
-        drop_lease,
-        body=EmptyObject,
-        answers={204: None},
-        problems=(404, 503),
-    ),
-    Route(
-        "GET", "/v1/decisions/{id}", get_decision, answers={200: PastDecision}, problems=(404, 503)
-    ),
-    Route(
-        "GET",
-        "/v1/events",
-        stream_decisions,
-        query=EventQuery,
-        answers={200: "text/event-stream"},
-        events={"decision": DecisionEvent, "dropped": Dropped},
-        problems=(429, 503),
-    ),
-    Route("GET", "/v1/series", get_series, answers={200: SeriesBody}),
-    Route("GET", "/v1/config", get_configuration, answers={200: ConfigBody}),
-)

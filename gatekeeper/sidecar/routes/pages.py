@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qsl, quote, unquote
 
 from aiohttp import web
@@ -12,40 +12,28 @@ from aiohttp import web
 from gatekeeper.client.wire import BlockBody
 from gatekeeper.config import host_named
 from gatekeeper.errors import GatekeeperError
+from gatekeeper.sidecar import routing
 from gatekeeper.sidecar.pages import decision_pages, shell, status_pages
 from gatekeeper.sidecar.pages.html import badge, element, field, hidden, link, paragraph
 from gatekeeper.sidecar.pages.shell import HEADERS, Page, Visitor
 from gatekeeper.sidecar.routes import check, operators
 from gatekeeper.sidecar.routes import hosts as host_routes
-from gatekeeper.sidecar.routing import (
-    CHECK,
-    CRAWL_OR_ADMIN,
-    Call,
-    Handler,
-    Problem,
-    Role,
-    Route,
-    convert,
-    read_octets,
-)
+from gatekeeper.sidecar.routing import ADMIN, CHECK, CRAWL_OR_ADMIN, Call, Handler, Problem, Route
+from gatekeeper.sidecar.service import Service
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
-
-ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
 _SIGN_IN: Final = "sign-in"
 """The kind of the problem that a visitor has to sign in."""
 
-Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
-Answer = Callable[["Service", Call, Visitor], Awaitable[web.StreamResponse]]
-Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[None]]
+Build = Callable[[Service, Call, Visitor], Awaitable[Page]]
+Answer = Callable[[Service, Call, Visitor], Awaitable[web.StreamResponse]]
+Act = Callable[[Service, Call, Visitor, dict[str, str]], Awaitable[None]]
 
 
 # --- access -----------------------------------------------------------------------------------
 
 
-def _visitor(service: Service, call: Call, needs: frozenset[Role]) -> Visitor:
+def _visitor(service: Service, call: Call, needs: frozenset[routing.Role]) -> Visitor:
     """Return the visitor, who has one of the roles. Raises Problem 401 or 403."""
     visitor = service.sessions.visitor(call.request, service.admission)
     if visitor is None:
@@ -56,7 +44,7 @@ def _visitor(service: Service, call: Call, needs: frozenset[Role]) -> Visitor:
     return visitor
 
 
-def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler[Service]:
+def _for_visitors(answer: Answer, needs: frozenset[routing.Role]) -> Handler[Service]:
     """Return a handler for visitors with one of the roles."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
@@ -89,7 +77,7 @@ def _with_problem_pages(handler: Handler[Service]) -> Handler[Service]:
     return handle
 
 
-def _page(build: Build, needs: frozenset[Role]) -> Handler[Service]:
+def _page(build: Build, needs: frozenset[routing.Role]) -> Handler[Service]:
     """Return the handler of a page."""
 
     async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
@@ -98,7 +86,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler[Service]:
     return _with_problem_pages(_for_visitors(show, needs))
 
 
-def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler[Service]:
+def _form(act: Act, needs: frozenset[routing.Role], then: str = "../{host}") -> Handler[Service]:
     """Return the handler of a form; afterwards the browser is redirected to the relative `then`."""
 
     async def do(service: Service, call: Call, visitor: Visitor) -> web.Response:
@@ -148,7 +136,8 @@ async def _read_form(request: web.BaseRequest) -> dict[str, str]:
     """Read the fields of a form. Raises Problem 400, 408, 413 or 415."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise Problem(415, "media-type", "a form is expected")
-    body = await read_octets(request, _MAX_FORM)  # T9: nobody is authenticated at the sign-in
+    # T9: nobody is authenticated at the sign-in.
+    body = await routing.read_octets(request, _MAX_FORM)
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
@@ -210,7 +199,7 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
 # --- requests of the pages' scripts -----------------------------------------------------------
 
 
-def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]:
+def _feed(handler: Handler[Service], needs: frozenset[routing.Role]) -> Handler[Service]:
     """Return an API handler for visitors who are signed in."""
     return _for_visitors(lambda service, call, _visitor: handler(service, call), needs)
 
@@ -237,7 +226,7 @@ async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[s
 async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     reason = fields.get("reason", "")[:200] or f"operator {visitor.name}"
     asked = {"seconds": fields.get("seconds", ""), "reason": reason}
-    block = convert(asked, BlockBody, "form")
+    block = routing.convert(asked, BlockBody, "form")
     await host_routes.block(service, host_named(call.params["host"]), block)
 
 
