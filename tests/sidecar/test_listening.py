@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -206,3 +207,11 @@ async def test_an_internal_error_in_the_middle_of_a_response_is_logged(
         await service.get("/v1/hosts")
     errors = [one for one in caplog.records if one.levelname == "ERROR"]
     assert [str(one.exc_info[1]) for one in errors if one.exc_info] == ["a mistake of ours"]
+
+
+def test_a_system_that_limits_no_open_files_lets_clients_have_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Windows, where `gatekeeper fetch` asks too."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert listening.raise_file_limit().clients > 10_000
