@@ -27,10 +27,10 @@ async def seen_in_time(
 ) -> None:
     """Begin something that lasts for some seconds, and return once it is seen to hold.
 
-    A machine that is too busy to see it gets a second try, which lasts longer.
+    A machine that is too busy to see it gets further tries, which last longer.
     """
     loop = asyncio.get_running_loop()
-    for seconds in (1.0, 5.0, 25.0):
+    for seconds in (0.3, 1.5, 6.0, 25.0):
         await begin(seconds)
         end = loop.time() + seconds
         while loop.time() < end:
