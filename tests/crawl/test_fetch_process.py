@@ -191,11 +191,11 @@ async def test_a_crawl_on_a_full_disk_waits_for_room_for_a_while_and_says_so(
 
     ended = await asyncio.gather(*(run(folder) for folder in folders))
     assert len(internet.requests) == asked
-    for folder, (code, _, err) in zip(folders, ended, strict=True):
+    for folder, (code, _, said) in zip(folders, ended, strict=True):
         assert code == 2
-        last = err.splitlines()[-1]
+        last = said.splitlines()[-1]
         assert last.startswith(f"gatekeeper fetch: {folder}")
         assert "no clock of a host could be stored" in last
         assert last.endswith("make room there, and run the command again to resume")
-        code, out, err = await finish(await start(f"{site}/page/1", "-o", str(folder)))
-        assert (code, "fetched 1 (1 x 200)" in out) == (0, True), err
+        again, out, err = await finish(await start(f"{site}/page/1", "-o", str(folder)))
+        assert (again, "fetched 1 (1 x 200)" in out) == (0, True), err
