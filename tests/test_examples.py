@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.internet import FakeInternet, Page
+from tests.processes import PYTHON
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NODE = shutil.which("node")
@@ -58,7 +59,7 @@ def base(internet: FakeInternet) -> str:
 async def sidecar(config: Path) -> AsyncIterator[str]:
     """Run `gatekeeper serve` as a process, on a free port."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gatekeeper", "serve", "--config", str(config)),
+        *(PYTHON, "-m", "gatekeeper", "serve", "--config", str(config)),
         *("--port", "0", "--storage", "memory"),
         stderr=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -38,6 +38,7 @@ from gatekeeper.session import plain_session, polite_session, session_gate
 from gatekeeper.sidecar import inline
 from gatekeeper.testing import ScriptedGate
 from tests.conformance.ways import AGENT, Sidecar, settings
+from tests.conftest import exempt_all
 from tests.effort import LONG
 from tests.integrations.rigs import RIGS, Rig, Scrapy
 from tests.internet import FakeInternet, Page, Reset
@@ -73,6 +74,13 @@ class World:
     def remain(self) -> None:
         """Start a task that remains: it keeps the context in which it was started."""
         self.tasks.append(asyncio.create_task(self.forever.wait()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything_is_imported() -> None:
+    """The collector would walk all of it for each thing that is closed."""
+    modules()
+    exempt_all()
 
 
 @pytest.fixture

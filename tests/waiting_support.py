@@ -23,14 +23,16 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 async def seen_in_time(
-    begin: Callable[[float], Awaitable[object]], holds: Callable[[], Awaitable[bool]]
+    begin: Callable[[float], Awaitable[object]],
+    holds: Callable[[], Awaitable[bool]],
+    first: float = 1.0,
 ) -> None:
-    """Begin something that lasts for some seconds, and return once it is seen to hold.
+    """Begin something that lasts for `first` seconds, and return once it is seen to hold.
 
     A machine that is too busy to see it gets a second try, which lasts longer.
     """
     loop = asyncio.get_running_loop()
-    for seconds in (1.0, 5.0, 25.0):
+    for seconds in (first, 5.0, 25.0):
         await begin(seconds)
         end = loop.time() + seconds
         while loop.time() < end:

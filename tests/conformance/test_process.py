@@ -15,7 +15,7 @@ from gatekeeper import RemoteGatekeeper, Verdict
 from tests.internet import FakeInternet
 from tests.processes import PYTHON
 
-ROBOTS = "User-agent: *\nCrawl-delay: 0.4\nDisallow: /private\n"
+ROBOTS = "User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n"
 
 
 class Process:
@@ -96,7 +96,7 @@ async def test_a_sidecar_process_answers_questions_and_grants_leases(
         await asyncio.gather(*(crawl(gate, f"{base}/page") for _ in range(4)))
     site = internet.sites["127.0.0.1"]
     assert site.paths == ["/robots.txt", *["/page"] * 4]
-    assert min(site.gaps()) >= 0.4
+    assert min(site.gaps()) >= 0.2
 
 
 async def test_a_lease_outlives_its_sidecar_and_its_report_is_taken_once(

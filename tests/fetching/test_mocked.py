@@ -23,7 +23,7 @@ async def fetch() -> Retrieval:
             user_agent="bot",
             config=config,
             clock=SystemClock(),
-            acquire=HostLeases(SystemClock(), 1.0),
+            acquire=HostLeases(SystemClock(), 0.05),
         )
         return await fetcher.fetch("https://a.test")
 

@@ -676,8 +676,7 @@ async def test_a_store_that_answers_nonsense_is_lost_with_one_log_line(
 ) -> None:
     monkeypatch.setattr(ledger_module, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(ledger_module, "LOST_AFTER", 0.05)
-    monkeypatch.setattr(store_module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.5)  # some answers are read as incomplete
+    monkeypatch.setattr(store_module, "FIRST_PAUSE", 0.001)  # it doubles
     proxy = Proxy(str(server.socket))
     await proxy.open()
     try:
@@ -685,7 +684,10 @@ async def test_a_store_that_answers_nonsense_is_lost_with_one_log_line(
             assert ledger.state != "lost"
             caplog.clear()
             proxy.answer = MISFITS[what]
-            await until(lambda: ledger.state == "lost" and proxy.connections >= 12)
+            with monkeypatch.context() as meanwhile:  # some answers are read as incomplete
+                meanwhile.setattr(store_module, "CALL_DEADLINE", 0.1)
+                meanwhile.setattr(store_of(ledger), "connect_deadline", 0.1)
+                await until(lambda: ledger.state == "lost" and proxy.connections >= 12)
             proxy.answer = b""
             lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
             assert [one.getMessage() for one in lines if "can't be reached" not in one.msg] == []

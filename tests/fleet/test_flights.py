@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet import RedisLedger, redis_ledger
+from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.redis_ledger import MAX_FLIGHTS
 from gatekeeper.fleet.store import Flights
 from gatekeeper.pacing.ledger import End, Granted, ScopeClock
@@ -201,6 +202,7 @@ async def test_a_member_that_recovers_waits_for_its_calls_in_flight(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer of the old connection must not be mistaken for one of the new."""
+    monkeypatch.setattr(redis_ledger, "HEARTBEAT_SECONDS", 0.2)  # which notices the lost epoch
     ledger = await join()
     store, held = store_of(ledger), asyncio.Event()
     send = store.scripts
@@ -380,12 +382,17 @@ async def test_a_member_that_closes_during_a_heartbeat_leaves_the_fleet(
     ],
 )
 async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
-    far: FarMember, time: FleetTime, caplog: pytest.LogCaptureFixture, refusal: str
+    far: FarMember,
+    time: FleetTime,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: str,
 ) -> None:
     """Whatever the error: one line in the log with the reason, and one when the store is back."""
+    monkeypatch.setattr(store_module, "POLL_SECONDS", 5.0)  # no ping, which would be refused
     caplog.set_level(logging.WARNING, "gatekeeper.fleet")
     listener = Listener()
-    far.ledger.listen("a", listener)
+    await listen(far.ledger, "a", listener)
     far.wire.refusal = refusal
     for _ in range(4):
         with pytest.raises(LedgerLost):

@@ -146,7 +146,8 @@ def cluster() -> Iterator[list[Server]]:
             first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
             slots = [str(slot) for slot in range(first, last + 1)]
             assert server.ask("CLUSTER", "ADDSLOTS", *slots).startswith(b"+OK")
-            server.ask("CLUSTER", "MEET", "127.0.0.1", str(servers[0].port))
+            for earlier in servers[:number]:
+                server.ask("CLUSTER", "MEET", "127.0.0.1", str(earlier.port))
         end = wall.monotonic() + 60.0
         while not all(b"cluster_state:ok" in server.ask("CLUSTER", "INFO") for server in servers):
             assert wall.monotonic() < end

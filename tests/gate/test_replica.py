@@ -17,7 +17,7 @@ from tests.internet import FakeInternet
 
 CONFIG = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))
 TEXT = (
-    "User-agent: *\nDisallow: /private\nAllow: /private/é$\nCrawl-delay: 3\n\n"
+    "User-agent: *\nDisallow: /private\nAllow: /private/é$\nCrawl-delay: 0.3\n\n"
     "User-agent: other\nDisallow: /\n"
 )
 URLS = (

@@ -61,21 +61,21 @@ async def test_each_redirect_hop_is_decided(internet: FakeInternet, rig_on: Any)
 
 
 async def test_each_redirect_hop_takes_a_lease(internet: FakeInternet, rig_on: Any) -> None:
-    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.05\n")
     site.on("/1", redirect("/2")).on("/2", redirect("/3")).page("/3", "there")
     rig = await rig_on(internet)
     assert (await rig.get("http://a.test/1")).text == "there"
     assert site.paths == ["/robots.txt", "/1", "/2", "/3"]
-    assert min(site.gaps()) >= 0.1
+    assert min(site.gaps()) >= 0.05
 
 
 async def test_crawl_delay_is_kept_between_any_two(internet: FakeInternet, rig_on: Any) -> None:
-    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n").page("/", "hello")
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.05\n").page("/", "hello")
     rig = await rig_on(internet)
     found = await asyncio.gather(*(rig.get("http://a.test/") for _ in range(6)))
     assert [one.text for one in found] == ["hello"] * 6
     assert len(site.paths) == 7
-    assert min(site.gaps()) >= 0.1
+    assert min(site.gaps()) >= 0.05
     assert site.most_concurrent == 1
 
 

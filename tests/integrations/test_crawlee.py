@@ -166,7 +166,7 @@ async def test_a_free_host_does_not_wait_for_slow_hosts(internet: FakeInternet, 
     """There are as many slow hosts as workers, which waiting requests would occupy."""
     for number in range(4):
         slow = internet.site(f"slow{number}.test")
-        slow.robots("User-agent: *\nCrawl-delay: 2\n").page("/")
+        slow.robots("User-agent: *\nCrawl-delay: 1\n").page("/")
     free = internet.site("free.test").robots("")
     for number in range(12):
         free.page(f"/{number}")
@@ -178,7 +178,7 @@ async def test_a_free_host_does_not_wait_for_slow_hosts(internet: FakeInternet, 
     # Not all twelve: a busy machine may need longer for them than the slow hosts ask for.
     assert pages[:4] == ["free.test"] * 4
     for number in range(4):
-        assert min(internet.sites[f"slow{number}.test"].gaps()) >= 2.0
+        assert min(internet.sites[f"slow{number}.test"].gaps()) >= 1.0
 
 
 async def test_a_429_blocks_only_its_host_and_is_tried_again(
@@ -230,7 +230,7 @@ async def test_a_crawl_whose_sidecar_refuses_its_token_comes_to_an_end(
     asked = [f"http://{host}.test/" for host in "ab"]
     wrong = {"token": "wrong" * 8, "config": settings(), "patience": 0.2}
     async with RemoteGatekeeper(sidecar.where, AGENT, **wrong) as gate:
-        crawl = await crawl_of(internet, gate, max_wait=3.0)
+        crawl = await crawl_of(internet, gate, max_wait=1.0)
         async with asyncio.timeout(60):
             await crawl.crawler.run(asked)
     assert sorted(crawl.skipped) == asked

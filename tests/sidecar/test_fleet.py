@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gatekeeper.fleet import redis_ledger
 from gatekeeper.gate import robots_pacing
 from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Token, Tokens
@@ -19,12 +20,26 @@ from tests.waiting_support import until
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
 
+@pytest.fixture(autouse=True)
+def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member notices sooner that its store is gone."""
+    monkeypatch.setattr(redis_ledger, "HEARTBEAT_SECONDS", 0.2)
+
+
 @pytest.fixture
-def store() -> Iterator[Server]:
+def empty_store() -> Iterator[Server]:
+    """The store of a new fleet, which grants nothing for some seconds."""
     server = Server()
     server.start()
     yield server
     server.close()
+
+
+@pytest.fixture
+def store(empty_store: Server) -> Server:
+    """The store of a fleet that began long ago."""
+    empty_store.begin_long_ago("gatekeeper")
+    return empty_store
 
 
 @pytest.fixture
@@ -178,10 +193,10 @@ async def test_the_response_to_an_operator_shows_the_new_state(
 
 
 async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
-    serve: Open, store: Server, page: str, caplog: pytest.LogCaptureFixture
+    serve: Open, empty_store: Server, page: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gatekeeper.fleet")
-    fleet = {"url": store.url, "hold": 1.0}
+    fleet = {"url": empty_store.url, "hold": 1.0}
     one = await serve(fleet=fleet)
     status, said = await one.get("/readyz")
     assert (status, said) == (
@@ -197,14 +212,14 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     await until(lambda: any("leases are granted again" in one for one in caplog.messages))
     waits = [one for one in caplog.messages if "no leases are granted until" in one]
     assert len(waits) == 1
-    assert store.url in waits[0]
+    assert empty_store.url in waits[0]
 
 
 async def test_a_lease_waits_until_the_store_is_restored_and_a_check_does_not(
-    serve: Open, store: Server, page: str, monkeypatch: pytest.MonkeyPatch
+    serve: Open, empty_store: Server, page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(robots_pacing, "PATIENCE_SECONDS", 0.1)
-    one = await serve(fleet={"url": store.url, "hold": 1.0})  # the store is empty
+    one = await serve(fleet={"url": empty_store.url, "hold": 1.0})
     leasing = asyncio.create_task(one.post("/v1/leases", {"url": page, "wait": 30}))
     _, said = await one.get("/v1/check", params={"url": page})
     assert (said["verdict"], said["reason"]) == ("defer", "fleet")

@@ -143,7 +143,7 @@ async def test_an_override_is_in_force_until_it_ends_and_says_who_set_it(
         soon = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
         assert (await service.post(path, {"robots": "allow", "until": soon}))[0] == 200
 
-    await seen_in_time(allow, lambda: is_again(service, "allow"))
+    await seen_in_time(allow, lambda: is_again(service, "allow"), first=0.3)
     await until(lambda: is_again(service, "deny"))
     assert (await service.post(path, {"seconds": 0}))[1]["clocks"] == []
     assert await verdict(service) == ("allow", None)
