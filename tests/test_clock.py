@@ -23,12 +23,6 @@ from gatekeeper.clock import (
     utc,
 )
 
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 # --- wall time
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.internet import FakeInternet, Page
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -22,17 +23,10 @@ ROBOTS = "User-agent: examplebot\nDisallow: /private\n"
 INTERVAL = 0.2
 
 
-async def run(*command: str, config: Path | None = None, **environ: str) -> tuple[int, str]:
-    """Run a program. Return its exit code and its combined output."""
+async def run(*command: str, config: Path | None = None, **environ: str) -> tuple[int | None, str]:
+    """Run a program, with warnings as errors."""
     settings = {} if config is None else {"GATEKEEPER_CONFIG": str(config)}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **settings, **environ, "PYTHONWARNINGS": "error"},
-    )
-    output, _ = await process.communicate()
-    return process.returncode or 0, output.decode()
+    return await processes.run(*command, **settings, **environ, PYTHONWARNINGS="error")
 
 
 @pytest.fixture

@@ -117,22 +117,19 @@ async def test_concurrency_is_seen_by_the_server(internet: FakeInternet) -> None
     assert site.in_flight == 0
 
 
-async def test_virtual_time_passes_while_a_body_drips(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_virtual_time_passes_while_a_body_drips(net: FakeInternet) -> None:
     net.site("a.test").on("/", Drip("0123456789", size=1, every=3.0))
     assert (await net.drive(get(net, "http://a.test/")))[1] == b"0123456789"
     assert net.clock.monotonic() == 30.0
 
 
-async def test_a_page_may_be_late(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_page_may_be_late(net: FakeInternet) -> None:
     net.site("a.test").page("/", "late", delay=5.0)
     assert (await net.drive(get(net, "http://a.test/")))[1] == b"late"
     assert net.requests[0].ended == 5.0
 
 
-async def test_name_service_may_be_slow(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_name_service_may_be_slow(net: FakeInternet) -> None:
     net.site("a.test").page("/")
     net.resolver.delay = (0.1, 0.3)
     await net.drive(get(net, "http://a.test/"))
@@ -183,10 +180,7 @@ async def test_odd_statuses_go_out_as_they_are(internet: FakeInternet) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [NeverAnswer(), Stall()])
-async def test_silence_lasts_until_the_client_goes(
-    virtual_internet: FakeInternet, behaviour
-) -> None:
-    net = virtual_internet
+async def test_silence_lasts_until_the_client_goes(net: FakeInternet, behaviour) -> None:
     net.site("a.test").on("/", behaviour)
     task = asyncio.create_task(get(net, "http://a.test/"))
     await net.settle()
@@ -229,8 +223,7 @@ async def test_an_answer_may_be_empty(internet: FakeInternet) -> None:
     assert await internet.resolver.resolve("a.test", 80) == []
 
 
-async def test_a_look_up_may_time_out(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_look_up_may_time_out(net: FakeInternet) -> None:
     net.dns("a.test", Fail.TIMEOUT)
     with pytest.raises(OSError, match="Temporary failure"):
         await net.drive(net.resolver.resolve("a.test", 80))
@@ -257,8 +250,7 @@ async def test_a_rude_host_resets_each_connection(internet: FakeInternet) -> Non
     assert internet.dialled(address)
 
 
-async def test_a_black_hole_never_connects(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_black_hole_never_connects(net: FakeInternet) -> None:
     address = net.blackhole("a.test")
     task = asyncio.create_task(get(net, "http://a.test/"))
     await net.settle()

@@ -43,11 +43,6 @@ SETTINGS: dict[str, Any] = {
 URL = "http://a.test/x"
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 Open = Callable[..., Gatekeeper]
 
 

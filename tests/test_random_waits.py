@@ -12,6 +12,7 @@ import pytest
 from gatekeeper import Config, Gatekeeper, Lease, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.deadlock import WaitsForItself
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
 from tests.pacing_support import scopes_of
 
@@ -168,18 +169,11 @@ def check_intervals(program: Program) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 async def test_random_programs_of_leases_end_and_leave_no_lease(
-    virtual_internet: FakeInternet, seed: int, ordered: bool
+    net: FakeInternet, seed: int, ordered: bool
 ) -> None:
-    net = virtual_internet
 
     async def run() -> Counter[str]:
-        async with Gatekeeper(
-            "testbot",
-            config=config(),
-            resolver=net.resolver,
-            clock=net.clock,
-            rng=random.Random(seed),
-        ) as gate:
+        async with gate_on(net, config(), agent="testbot", rng=random.Random(seed)) as gate:
             program = Program(gate, net.clock, seed, ordered=ordered)
             await program.run(12)
             await net.clock.sleep(1.0)

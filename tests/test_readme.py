@@ -54,9 +54,8 @@ def test_reading_a_file_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture
-def example_net(virtual_internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> FakeInternet:
+def example_net(net: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> FakeInternet:
     """Put the gate of the examples on the fake internet and its clock."""
-    net = virtual_internet
     config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
     made = partial(Gatekeeper, config=config, resolver=net.resolver, clock=net.clock)
     monkeypatch.setattr(gatekeeper, "Gatekeeper", made)

@@ -26,7 +26,6 @@ from gatekeeper import (
     SitemapEntry,
     Sitemaps,
 )
-from gatekeeper.clock import VirtualClock
 from gatekeeper.robots import Severity
 from gatekeeper.sitemaps import (
     MAX_ENTRIES,
@@ -38,6 +37,7 @@ from gatekeeper.sitemaps import (
     read_sitemap,
 )
 from tests.conformance.ways import AGENT, settings
+from tests.gate_support import QUICK, gate_on
 from tests.internet import (
     Bomb,
     Custom,
@@ -399,11 +399,6 @@ def test_an_invalid_date_costs_no_entry() -> None:
 Run = Callable[..., Any]
 
 
-@pytest.fixture
-async def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
-
-
 class Walked:
     """What a call gave."""
 
@@ -415,16 +410,11 @@ class Walked:
         self.complete = found.complete
 
 
-async def gate_on(net: FakeInternet, **tables: Any) -> Gatekeeper:
-    assert isinstance(net.clock, VirtualClock)
-    return Gatekeeper(AGENT, config=settings(**tables), resolver=net.resolver, clock=net.clock)
-
-
 async def walk(net: FakeInternet, origin: str, *, pacing: Any = None, **given: Any) -> Walked:
     """The entries of an origin, on the clock of the internet."""
 
     async def run() -> Walked:
-        async with await gate_on(net, pacing=pacing or {"default_interval": 0.0}) as gate:
+        async with gate_on(net, settings(pacing=pacing or QUICK), agent=AGENT) as gate:
             found = gate.sitemaps(origin, **given)
             return Walked([entry async for entry in found], found)
 
@@ -669,7 +659,7 @@ async def test_no_lease_is_held_between_entries(net: FakeInternet) -> None:
     )
 
     async def run() -> None:
-        async with await gate_on(net) as gate:
+        async with gate_on(net, settings(), agent=AGENT) as gate:
             async for entry in gate.sitemaps("http://a.test"):
                 async with gate.lease(entry.url, timeout=60) as lease:
                     lease.report(status=200)
@@ -683,7 +673,7 @@ async def test_an_abandoned_call_leaves_nothing_behind(net: FakeInternet) -> Non
     site = listing(net, "a.test", "/1.txt", "/2.txt").otherwise(Page(f"{ONE}\n{ONE}\n"))
 
     async def run() -> None:
-        async with await gate_on(net) as gate:
+        async with gate_on(net, settings(), agent=AGENT) as gate:
             found = gate.sitemaps("http://a.test")
             assert (await anext(found)).url == ONE
             await found.aclose()
@@ -699,7 +689,7 @@ async def test_a_task_that_holds_the_host_gets_lease_timeout(net: FakeInternet) 
     listing(net, "a.test", "/1.txt").page("/1.txt", ONE)
 
     async def run() -> None:
-        async with await gate_on(net) as gate, gate.lease("http://a.test/"):
+        async with gate_on(net, settings(), agent=AGENT) as gate, gate.lease("http://a.test/"):
             with pytest.raises(LeaseTimeout):
                 await anext(gate.sitemaps("http://a.test"))
 
@@ -707,7 +697,7 @@ async def test_a_task_that_holds_the_host_gets_lease_timeout(net: FakeInternet) 
 
 
 async def test_wrong_arguments_of_sitemaps_are_named(net: FakeInternet) -> None:
-    gate = await gate_on(net)
+    gate = gate_on(net, settings(), agent=AGENT)
     for wrong in ({"since": datetime(2026, 1, 1)}, {"since": "2026"}, {"max_entries": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             gate.sitemaps("http://a.test", **wrong)

@@ -16,6 +16,7 @@ import pytest
 from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
 
@@ -95,9 +96,7 @@ async def scene(internet: FakeInternet, path: Path, **storage: Any) -> AsyncIter
             "storage": {"path": str(path / "state.db"), "flush_interval": 3600.0} | storage,
         }
     )
-    async with Gatekeeper(
-        "testbot/1.0", config=config, resolver=internet.resolver, clock=internet.clock
-    ) as gate:
+    async with gate_on(internet, config) as gate:
         session = aiohttp.ClientSession(
             connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
         )
@@ -191,9 +190,8 @@ async def test_no_request_is_sent_once_the_disk_was_found_full(
 
 
 async def test_a_polite_session_on_a_full_disk_raises_storage_error(
-    virtual_internet: FakeInternet, tmp_path: Path
+    net: FakeInternet, tmp_path: Path
 ) -> None:
-    net = virtual_internet
     net.site("slow.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
 
     async def run() -> None:

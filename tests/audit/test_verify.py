@@ -14,20 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatekeeper import __version__
 from gatekeeper.audit import decisions, pace
 from gatekeeper.audit.chain import MAX_TEXT, text_path, time_text
 from gatekeeper.audit.lines import read_line
-from gatekeeper.audit.verify import BOUNDARY, VerifyReport, lines_of, verify
+from gatekeeper.audit.verify import BOUNDARY, lines_of
 from gatekeeper.cli import main
+from tests.audit.conftest import verified
 from tests.audit.maker import BEGIN, Maker
 from tests.effort import of_many
 
 A, B = "https://a.test", "https://b.test"
-
-
-def verified(*folders: Path, tolerance: float = 0.1) -> VerifyReport:
-    return verify(folders, version=__version__, tolerance=tolerance)
 
 
 def at(seconds: float) -> str:

@@ -28,7 +28,8 @@ from gatekeeper import (
 )
 from gatekeeper.client.connection import SidecarConnection, SidecarResponse, problem
 from gatekeeper.sidecar.security import Tokens
-from tests.conformance.ways import World, decided
+from tests.conformance.ways import World
+from tests.gate_support import decided
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Raw, redirect
 from tests.waiting_support import until
 

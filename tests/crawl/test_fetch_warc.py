@@ -76,10 +76,7 @@ async def test_a_redirect_whose_body_breaks_off_is_followed_all_the_same(
     assert b"WARC-Truncated: disconnect" in path.read_bytes()
 
 
-async def test_a_warc_file_holds_429_answers(
-    virtual_internet: FakeInternet, tmp_path: Path
-) -> None:
-    net = virtual_internet
+async def test_a_warc_file_holds_429_answers(net: FakeInternet, tmp_path: Path) -> None:
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429), Page("not yet", status=503))
     path = tmp_path / "p.warc"
@@ -89,9 +86,8 @@ async def test_a_warc_file_holds_429_answers(
 
 
 async def test_a_record_without_a_line_in_the_manifest_stays_in_the_warc_file(
-    virtual_internet: FakeInternet, tmp_path: Path
+    net: FakeInternet, tmp_path: Path
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429, headers={"Retry-After": "3600"}), Page("here"))
     path = tmp_path / "p.warc"
@@ -103,10 +99,7 @@ async def test_a_record_without_a_line_in_the_manifest_stays_in_the_warc_file(
 # -- across runs
 
 
-async def test_a_block_outlives_a_run_that_has_no_folder(
-    virtual_internet: FakeInternet, tmp_path: Path
-) -> None:
-    net = virtual_internet
+async def test_a_block_outlives_a_run_that_has_no_folder(net: FakeInternet, tmp_path: Path) -> None:
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429, headers={"Retry-After": "3600"}))
     for _ in range(2):

@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.fetcher import Fetcher
@@ -81,8 +80,3 @@ class Asker:
 def ask(virtual_internet: FakeInternet) -> Asker:
     """`await ask(origin)` makes one retrieval on the virtual internet."""
     return Asker(virtual_internet)
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()

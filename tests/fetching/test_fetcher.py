@@ -44,11 +44,6 @@ A = "http://a.test"
 RULES = "User-agent: *\nDisallow: /private\n"
 
 
-@pytest.fixture
-def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
-
-
 async def test_a_file_is_fetched_as_the_specification_says(net: FakeInternet, ask: Asker) -> None:
     site = net.site("a.test").robots(
         RULES, headers=[("ETag", '"1"'), ("Cache-Control", "max-age=7200"), ("Age", "200")]

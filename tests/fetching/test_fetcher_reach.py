@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from tests.fetching.host_leases import HostLeases
 from tests.internet import Fail, FakeInternet
 from tests.politeness.dead import Dials
-
-
-@pytest.fixture
-def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
-
-
-@pytest.fixture
-def dials(net: FakeInternet) -> Iterator[Dials]:
-    clock = net.clock
-    assert isinstance(clock, VirtualClock)
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 @asynccontextmanager

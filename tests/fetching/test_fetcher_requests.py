@@ -28,9 +28,8 @@ def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
 
 
 async def test_a_place_in_the_connection_pool_is_waited_for_outside_of_network_time(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     for name in ("a.test", "b.test"):
         net.site(name).robots(Page(RULES, delay=12.0))
     connector = aiohttp.TCPConnector(resolver=net.resolver, limit=1)
@@ -45,9 +44,8 @@ async def test_a_place_in_the_connection_pool_is_waited_for_outside_of_network_t
 
 
 async def test_a_fetcher_leaves_no_session_behind_that_aiohttp_would_complain_of(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(RULES)
     connector = aiohttp.TCPConnector(resolver=net.resolver)
     # The connector outlives both: closing the caller's session does not close it.
@@ -62,9 +60,8 @@ async def test_a_fetcher_leaves_no_session_behind_that_aiohttp_would_complain_of
 
 
 async def test_a_connection_is_used_again_from_one_retrieval_to_the_next(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(RULES)
     connector = aiohttp.TCPConnector(resolver=net.resolver, limit=0)
     async with aiohttp.ClientSession(connector=connector) as lent:

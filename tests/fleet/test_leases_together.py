@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.fleet.conftest import FleetTime, Join, ShiftedClock
 from tests.fleet.server import Server
 from tests.pacing.budget_rules import DailyBudgets
 from tests.pacing.leases_together import PATIENCE, LeasesTogether, Member
+from tests.pacing_support import scheduler_on
 
 AT_REST = 20
 """Turns of the loop without calls in flight, after which earlier messages have been received."""
@@ -111,8 +111,7 @@ async def member(join: Join, time: SteppedTime) -> AsyncIterator[Member]:
         number, made = len(time.members), list[Scheduler]()
 
         def user(ledger: RedisLedger) -> None:
-            rng = random.Random(number)
-            made.append(Scheduler(config, clock=time.clock, rng=rng, ledger=ledger))
+            made.append(scheduler_on(time.clock, config, seed=number, ledger=ledger))
 
         ledger = await join(user=user)
         await made[0].open()

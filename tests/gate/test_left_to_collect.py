@@ -39,9 +39,8 @@ def refuses(net: FakeInternet, name: str) -> None:
 
 @pytest.mark.parametrize("kind", [answers, moved, fails, refuses])
 async def test_an_origin_leaves_no_reference_cycles_behind(
-    virtual_internet: FakeInternet, kind: Callable[[FakeInternet, str], None]
+    net: FakeInternet, kind: Callable[[FakeInternet, str], None]
 ) -> None:
-    net = virtual_internet
     net.site("other.test").robots(ROBOTS)
     names = [f"h{number}.test" for number in range(2 * MANY)]
     for name in names:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Gatekeeper, PoliteQueue, Reason, SidecarError
+from gatekeeper import PoliteQueue, Reason, SidecarError
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.integrations.queue_refusals import RefusedLease, queue_gate
 from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.ways import AGENT, World, settings
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet, Page
 
 MAX_WAIT = 150.0
@@ -87,7 +88,7 @@ async def taker(request: pytest.FixtureRequest, world: World, taker_on: Any) -> 
     if request.param == "sidecar":
         return taker_on(await world.client((await world.sidecar()).where))
     net = world.internet
-    gate = Gatekeeper(AGENT, config=settings(), resolver=net.resolver, clock=world.clock)
+    gate = gate_on(net, settings(), agent=AGENT, clock=world.clock)
     return taker_on(await world.stack.enter_async_context(gate))
 
 

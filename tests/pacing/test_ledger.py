@@ -31,7 +31,7 @@ from gatekeeper.testing.memory_ledger import MemoryLedger
 from gatekeeper.testing.simulation import Account, Judge
 from tests.pacing.leases_together import LeasesTogether, Member, VirtualTime
 from tests.pacing.ledger_rules import LedgerRules
-from tests.pacing_support import due_at
+from tests.pacing_support import due_at, scheduler_on
 
 HOSTS = ("a.example", "b.example", "c.example")
 
@@ -189,7 +189,7 @@ async def test_the_scheduler_keeps_intervals_over_an_unreliable_connection(
     clock: VirtualClock, seed: int
 ) -> None:
     ledger = FarLedger(clock, seed)
-    scheduler = Scheduler(CONFIG, clock=clock, rng=random.Random(seed), ledger=ledger)
+    scheduler = scheduler_on(clock, CONFIG, seed=seed, ledger=ledger)
     await scheduler.open()
     crawl = await crawl_with(clock, [scheduler], seed)
     assert not crawl.judge.violations
@@ -212,9 +212,7 @@ async def test_three_crawlers_over_one_ledger_keep_the_pace_together(
     """
     ledger = FarLedger(clock, seed, failing=0.0)
     ledger.rng = random.Random(seed)
-    schedulers = [
-        Scheduler(CONFIG, clock=clock, rng=random.Random(n), ledger=ledger) for n in range(3)
-    ]
+    schedulers = [scheduler_on(clock, CONFIG, seed=n, ledger=ledger) for n in range(3)]
     for scheduler in schedulers:
         await scheduler.open()
     crawl = Crawl(clock, seed)
@@ -249,7 +247,7 @@ class Together(Judge):
 
 async def test_a_ledger_that_is_down_grants_nothing(clock: VirtualClock) -> None:
     ledger = FarLedger(clock, 1, failing=1.0)
-    scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), ledger=ledger)
+    scheduler = scheduler_on(clock, ledger=ledger)
     await scheduler.open()
     task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=RobotsInterval))
     await clock.elapse(120.0)

@@ -11,6 +11,7 @@ import pytest
 from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.storage.base import Storage
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
 from tests.politeness.world import AGENT, WALL, config
 
@@ -33,10 +34,10 @@ def make_gate(internet: FakeInternet, clock: VirtualClock) -> MakeGate:
     """Return a gate on the internet, not yet open. Keywords are sections of its configuration."""
 
     def make(*, storage: Storage | None = None, seed: int = 7, **settings: Any) -> Gatekeeper:
-        return Gatekeeper(
-            AGENT,
-            config=config(**settings),
-            resolver=internet.resolver,
+        return gate_on(
+            internet,
+            config(**settings),
+            agent=AGENT,
             clock=clock,
             storage=storage,
             rng=random.Random(seed),

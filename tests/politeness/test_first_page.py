@@ -10,6 +10,7 @@ import pytest
 from gatekeeper import Gatekeeper, PoliteQueue, polite_session
 from gatekeeper.clock import VirtualClock
 from tests.crawl.crawling import fetch
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet, Page
 from tests.politeness.conftest import MakeGate
 from tests.politeness.world import AGENT, config
@@ -21,7 +22,7 @@ Way = Callable[[FakeInternet, dict[str, Any]], Awaitable[float | None]]
 
 
 def _gate(net: FakeInternet, settings: dict[str, Any]) -> Gatekeeper:
-    return Gatekeeper(AGENT, config=config(**settings), resolver=net.resolver, clock=net.clock)
+    return gate_on(net, config(**settings), agent=AGENT)
 
 
 async def _embedded(net: FakeInternet, settings: dict[str, Any]) -> float:

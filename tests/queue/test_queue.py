@@ -19,6 +19,7 @@ from gatekeeper import (
 )
 from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.queue.polite import Turn
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -34,9 +35,7 @@ async def test_urls_come_back_when_their_host_is_due(virtual_internet: FakeInter
     denied: list[Decision] = []
 
     async def crawl() -> None:
-        async with Gatekeeper(
-            AGENT, config=CONFIG, resolver=internet.resolver, clock=clock
-        ) as gate:
+        async with gate_on(internet, CONFIG, agent=AGENT, clock=clock) as gate:
             queue = PoliteQueue(gate, maxsize=100, on_denied=denied.append)
             for n in range(3):
                 await queue.put(f"http://slow.test/{n}")
@@ -133,7 +132,7 @@ async def test_a_lease_that_expired_before_its_use_delays_nobody(
 
     async def run() -> list[str]:
         async with (
-            Gatekeeper(AGENT, config=config, resolver=internet.resolver, clock=clock) as gate,
+            gate_on(internet, config, agent=AGENT, clock=clock) as gate,
             PoliteQueue(gate) as queue,
         ):
             for number in range(2):
@@ -156,7 +155,7 @@ async def test_a_get_ends_when_the_gate_closes(
     internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 10\n")
 
     async def crawl() -> None:
-        gate = Gatekeeper(AGENT, config=CONFIG, resolver=internet.resolver, clock=clock)
+        gate = gate_on(internet, CONFIG, agent=AGENT, clock=clock)
         async with gate:
             queue = PoliteQueue(gate)
             if known:

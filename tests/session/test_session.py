@@ -366,9 +366,8 @@ async def test_the_connection_that_brought_robots_txt_brings_the_page(
     assert len(internet.connections) == 1
 
 
-async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeInternet) -> None:
+async def test_a_body_longer_than_a_lease_keeps_its_slot(net: FakeInternet) -> None:
     """The slot is held until the connection is released."""
-    net = virtual_internet
     site = net.site("a.test").robots("").on("/long", Drip("x" * 70, size=1, every=10.0))
     site.page("/next", "next")
 

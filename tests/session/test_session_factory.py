@@ -15,8 +15,7 @@ cached = pytest.importorskip("aiohttp_client_cache")
 retry = pytest.importorskip("aiohttp_retry")
 
 
-async def test_a_response_from_a_cache_takes_no_lease(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_response_from_a_cache_takes_no_lease(net: FakeInternet) -> None:
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\nDisallow: /private\n")
     site.page("/", "hello")
 
@@ -44,9 +43,8 @@ async def test_a_response_from_a_cache_takes_no_lease(virtual_internet: FakeInte
 
 
 async def test_each_retry_of_a_retrying_client_takes_a_lease(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n")
     site.on("/", Page("", status=500), Page("", status=502), Page("there"))
 

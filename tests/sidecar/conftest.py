@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,41 @@ from gatekeeper.config import (
     IdentityConfig,
     PacingConfig,
     ServerConfig,
+    StorageConfig,
 )
 from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 from tests.conformance.ways import listen
 from tests.internet import FakeInternet
 from tests.processes import PYTHON
+from tests.waiting_support import until
 
 START = 45.0
 """Seconds that a process may take to start or answer on a busy machine; usually far less."""
+
+
+@asynccontextmanager
+async def connected(base: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a sidecar, for what no client library sends."""
+    host, _, port = base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def sent(base: str, *parts: bytes) -> bytes:
+    """Send octets, and return all that comes back until the connection is closed."""
+    async with connected(base) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        return await reader.read()
 
 
 class Requests:
@@ -101,6 +126,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             *arguments: str,
             env: dict[str, str] | None = None,
             first: Callable[[], None] | None = None,
+            cwd: Path | None = None,
         ) -> Sidecar:
             socket = next(
                 (arguments[n + 1] for n, a in enumerate(arguments) if a == "--socket"), None
@@ -108,18 +134,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             where = () if socket else ("--port", "0")
             settings = {"GATEKEEPER_SERVER_DRAIN_GRACE": "0", "XDG_STATE_HOME": str(tmp_path)}
             process = await asyncio.create_subprocess_exec(
-                PYTHON,
-                "-m",
-                "gatekeeper",
-                "serve",
-                "--allow-address",
-                "127.0.0.0/8",
+                *(PYTHON, "-m", "gatekeeper", "serve", "--allow-address", "127.0.0.0/8"),
                 *where,
                 *arguments,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **settings, **(env or {})},
                 preexec_fn=first,
+                cwd=cwd,
             )
             stack.push_async_callback(_end, process)
             connector = aiohttp.UnixConnector(socket) if socket else aiohttp.TCPConnector()
@@ -161,6 +183,29 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
     await process.wait()
+
+
+@asynccontextmanager
+async def as_served(**server: Any) -> AsyncIterator[tuple[Service, str]]:
+    """The service as `gatekeeper serve` runs it, but in this process, and where it listens."""
+    given = {"port": 0, "log_decisions": "none", "drain_grace": 0.0}
+    config = Config(
+        guard=GuardConfig(allow=("127.0.0.0/8",)),
+        pacing=PacingConfig(default_interval=0.0),
+        storage=StorageConfig(path="memory"),
+        server=ServerConfig(**(given | server)),
+    )
+    heard: list[str] = []
+    options = ServeOptions(
+        identity="testbot/1.0",
+        config=config,
+        reread=lambda: config,
+        announce=lambda where, _curl: heard.append(where),
+    )
+    async with running(options) as service:
+        if (workers := service.workers) is not None:
+            await until(lambda: len(workers.accepting()) == config.server.workers)
+        yield service, heard[0]
 
 
 @dataclass

@@ -11,13 +11,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 from tests.effort import LONG, some_of
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts
 
@@ -99,9 +99,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
     )
     for name in WARM:
         internet.site(name).robots("").otherwise("page")
-    async with Gatekeeper(
-        "testbot/1.0", config=config, resolver=internet.resolver, clock=clock
-    ) as gate:
+    async with gate_on(internet, config, clock=clock) as gate:
         service = Service(gate, config, ROUTES, addresses=[("0.0.0.0", 0)])
         service.serve()
         server = Server(service.handle, header=16_384, inline=service.inline)

@@ -34,6 +34,7 @@ from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
+from tests.sidecar.conftest import connected, sent
 from tests.sidecar.demo import demo, furnish, waiter
 from tests.waiting_support import until
 
@@ -265,13 +266,10 @@ async def test_a_cookie_that_is_no_text_leads_to_the_sign_in(
     internet: FakeInternet, rest: bytes
 ) -> None:
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
-        reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
         cookie = b"Cookie: gatekeeper_session=olga|1|99999999999|" + rest
         head = b"GET /ui/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        writer.write(head + cookie + b"\r\n\r\n")
-        assert b" 303 " in await reader.readline()
-        writer.close()
-        await writer.wait_closed()
+        answer = await sent(shop.base, head + cookie + b"\r\n\r\n")
+        assert b" 303 " in answer.splitlines()[0]
 
 
 async def test_signing_out_leaves_no_cookie_behind(internet: FakeInternet) -> None:
@@ -347,15 +345,15 @@ async def test_a_form_that_arrives_too_slowly_is_refused(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.sidecar.routing.BODY_TIMEOUT", 0.05)
-    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
-        reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
+    async with (
+        demo(internet, tokens=Tokens((ADMIN,))) as shop,
+        connected(shop.base) as (reader, writer),
+    ):
         writer.write(
             b"POST /ui/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
             b"Content-Type: application/x-www-form-urlencoded\r\n\r\ntoken="
         )
         assert b" 408 " in await reader.readline()
-        writer.close()
-        await writer.wait_closed()
 
 
 def test_a_session_ends_when_idle_and_after_half_a_day() -> None:

@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from tests.internet import FakeInternet
-from tests.processes import PYTHON
+from tests.processes import PYTHON, run
 from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
@@ -234,18 +234,10 @@ async def test_a_second_sidecar_on_one_state_file_is_refused(start: Any) -> None
 
 async def test_healthcheck_asks_the_configured_address(start: Any, socket_folder: Path) -> None:
     await start("--socket", str(socket_folder / "s"))
-    check = await asyncio.create_subprocess_exec(
-        PYTHON,
-        "-m",
-        "gatekeeper",
-        "healthcheck",
-        "--ready",
-        env={**os.environ, "GATEKEEPER_SERVER_SOCKET": str(socket_folder / "s")},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await check.communicate()
+    command = (PYTHON, "-m", "gatekeeper", "healthcheck", "--ready")
+    done = await run(*command, GATEKEEPER_SERVER_SOCKET=str(socket_folder / "s"))
 
-    assert (check.returncode, out) == (0, b"/readyz: 200\n")
+    assert done == (0, "/readyz: 200\n")
 
 
 async def test_a_lease_survives_kill_9_and_its_report_is_taken_once(
