@@ -9,6 +9,7 @@ from typing import Any
 from gatekeeper.clock import Clock, SystemClock, Timer, VirtualClock
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import StorageError
+from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF, Scope
@@ -156,6 +157,11 @@ def due_at(scheduler: Scheduler, host: str) -> float:
     """The monotonic time before which no lease is granted; inf: not before an event."""
     scope = scheduler._memory.find(host)
     return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
+
+
+def nobody_waits(waits: WaitGraph[Any]) -> bool:
+    """Whether the graph has forgotten all waits, for leases and for files."""
+    return not (len(waits) or waits._by_scope or waits._for_files or waits._files)
 
 
 def scopes_of(scheduler: Scheduler) -> Mapping[str, Scope]:

@@ -78,23 +78,25 @@ def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
 async def heartbeat(*ledgers: RedisLedger) -> None:
     """Have each member send a heartbeat now, one after the other."""
     for ledger in ledgers:
-        async with ledger._lock:
+        async with lock_of(ledger):
             await ledger._send_heartbeat()
 
 
 async def deafen(ledger: RedisLedger) -> None:
     """The member receives no messages any more."""
-    assert ledger._listen_task is not None
-    ledger._listen_task.cancel()
-    await asyncio.gather(ledger._listen_task, return_exceptions=True)
+    await _end(ledger._listen_task)
 
 
 async def silence(ledger: RedisLedger) -> None:
     """The member sends no heartbeats any more, and receives no messages."""
     await deafen(ledger)
-    assert ledger._heartbeat_task is not None
-    ledger._heartbeat_task.cancel()
-    await asyncio.gather(ledger._heartbeat_task, return_exceptions=True)
+    await _end(ledger._heartbeat_task)
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    assert task is not None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def cut_off(ledger: RedisLedger) -> None:
@@ -106,6 +108,26 @@ async def cut_off(ledger: RedisLedger) -> None:
 async def end_quarantine(ledger: RedisLedger) -> None:
     """Skip the quarantine of an empty store."""
     await ledger._store.run("HDEL", ledger._key("epoch"), "until", "floor")
+
+
+def lock_of(ledger: RedisLedger) -> asyncio.Lock:
+    """What a heartbeat holds until it is answered, and a recovery until its end."""
+    return ledger._lock
+
+
+def flights_of(ledger: RedisLedger) -> set[asyncio.Task[None]]:
+    """The flights that are under way."""
+    return ledger._flights.tasks
+
+
+def unsent(ledger: RedisLedger) -> bool:
+    """Whether calls wait for a flight."""
+    return bool(ledger._pending)
+
+
+def forget_epoch(ledger: RedisLedger) -> None:
+    """Let the member know that the store has lost its data."""
+    ledger._epoch = ""
 
 
 def store_of(ledger: RedisLedger) -> Store:

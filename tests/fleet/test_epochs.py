@@ -12,7 +12,15 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet.members import ALL, NOT_ALL, MemberList
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
 from gatekeeper.testing.virtual_clock import VirtualClock
-from tests.fleet.conftest import FleetTime, Join, cut_off, heartbeat, silence, store_of
+from tests.fleet.conftest import (
+    FleetTime,
+    Join,
+    cut_off,
+    forget_epoch,
+    heartbeat,
+    silence,
+    store_of,
+)
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
 from tests.waiting_support import until
@@ -474,7 +482,7 @@ async def test_the_member_list_of_a_store_without_an_epoch_is_not_used(
     await heartbeat(one)
     await silence(one)
     server.ask("FLUSHALL")
-    one._epoch = ""
+    forget_epoch(one)
     with pytest.raises(LedgerLost):
         await heartbeat(one)
     assert one.stats().members == 2
@@ -558,7 +566,7 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
     identity = await store_of(one).connect()
     await one._push_all(await one._determine_epoch(identity))
     server.ask("FLUSHALL")
-    one._epoch = ""
+    forget_epoch(one)
     assert (await again(one, "a:1", "h")).seconds > HOLD
 
 

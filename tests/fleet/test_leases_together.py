@@ -12,7 +12,7 @@ from gatekeeper.clock import Timer
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.scheduler import Scheduler
-from tests.fleet.conftest import FleetTime, Join, ShiftedClock
+from tests.fleet.conftest import FleetTime, Join, ShiftedClock, flights_of, unsent
 from tests.fleet.server import Server
 from tests.pacing.budget_rules import DailyBudgets
 from tests.pacing.leases_together import PATIENCE, LeasesTogether, Member
@@ -96,7 +96,7 @@ def under_way(member: tuple[Scheduler, RedisLedger]) -> bool:
     scheduler, ledger = member
     calls = scheduler._remote
     assert calls is not None
-    return bool(calls._flights or calls._departing or ledger._pending or ledger._flights.tasks)
+    return bool(calls._flights or calls._departing or unsent(ledger) or flights_of(ledger))
 
 
 @pytest.fixture
