@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gatekeeper import (
-    Config,
     Decision,
     Deferred,
     Gatekeeper,
@@ -22,12 +21,10 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
-from tests.gate_support import gate_on
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import FakeInternet, Page, redirect
 
-CONFIG = Config.from_dict(
-    {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
-)
+CONFIG = open_config(pacing=QUICK)
 
 
 @pytest.fixture

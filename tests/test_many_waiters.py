@@ -533,7 +533,7 @@ async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asynci
 
 
 @pytest.mark.parametrize("order", ["first", "last", "any"])
-async def test_those_who_get_join_a_queue_a_few_at_a_time_and_leave_it_in_any_order(
+async def test_a_url_goes_to_the_getter_that_stays_whatever_order_the_others_leave_in(
     gate: Gatekeeper, order: str
 ) -> None:
     got: list[int] = []

@@ -239,7 +239,7 @@ def test_a_file_that_is_no_sitemap_gives_no_entries(body: bytes) -> None:
     assert {"not-a-sitemap", "broken-xml"} & set(codes)
 
 
-def test_an_empty_sitemap_is_fine() -> None:
+def test_an_empty_sitemap_has_no_entries_and_no_findings() -> None:
     assert read("<urlset></urlset>") == ([], [])
 
 
@@ -256,7 +256,7 @@ LAUGHS = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(9))
     ],
     ids=["billion laughs", "file", "parameter", "attributes"],
 )
-def test_declarations_are_refused(subset: str) -> None:
+def test_a_sitemap_with_declarations_is_refused(subset: str) -> None:
     body = f"<!DOCTYPE urlset [{subset}]>" + SITEMAP.partition("?>")[2]
     assert read(body) == ([], ["entities"])
 
@@ -335,7 +335,9 @@ WORDS = [
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from(WORDS) | st.binary(max_size=5))),
     st.booleans(),
 )
-def test_no_text_raises(text: str, edits: list[tuple[int, bytes]], packed: bool) -> None:
+def test_no_sitemap_makes_its_reader_raise(
+    text: str, edits: list[tuple[int, bytes]], packed: bool
+) -> None:
     body = text.encode()
     for at, octets in edits:
         body = body[:at] + octets + body[at + len(octets) :]

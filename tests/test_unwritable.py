@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
+from gatekeeper import Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal
-from tests.gate_support import gate_on
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
 
@@ -90,12 +90,8 @@ async def scene(internet: FakeInternet, path: Path, **storage: Any) -> AsyncIter
     internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
     internet.site("quick.test").robots("User-agent: *\nCrawl-delay: 0.5\n").page("/page", "it")
     internet.site("cold.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "*.test"]},
-            "storage": {"path": str(path / "state.db"), "flush_interval": 3600.0} | storage,
-        }
-    )
+    storage = {"path": str(path / "state.db"), "flush_interval": 3600.0} | storage
+    config = open_config(storage=storage)
     async with gate_on(internet, config) as gate:
         session = aiohttp.ClientSession(
             connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
@@ -196,7 +192,7 @@ async def test_a_polite_session_on_a_full_disk_raises_storage_error(
 
     async def run() -> None:
         storage = SqliteStorage(tmp_path / "state.db", clock=net.clock)
-        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        config = open_config()
         async with polite_session(
             user_agent="testbot/1.0",
             config=config,

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import Config, LeaseTimeout, Reason, Verdict, polite_session
+from gatekeeper import LeaseTimeout, Reason, Verdict, polite_session
 from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet, Page, Stall
 
@@ -135,7 +135,7 @@ async def test_a_new_attempt_lets_go_of_an_answer_that_nobody_reads(
         return response
 
     async def ask() -> str:
-        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        config = open_config()
         async with (
             polite_session(
                 "testbot/1.0",

@@ -320,7 +320,7 @@ def test_digests_of_urls_are_erased_by_their_scope(tmp_path: Path) -> None:
     assert "digests" in report.left[0]
 
 
-def test_a_torn_line_is_not_kept(maker: Maker) -> None:
+def test_an_erasure_removes_a_torn_last_line(maker: Maker) -> None:
     with maker.path.open("ab") as file:
         file.write(b'{"v":1,"url":"https://a.test/')
     assert erased(maker.folder).left == []

@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[str, Callable[[Maker], object]]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_verify_finds_that(maker: Maker, case: str) -> None:
+def test_verify_finds_every_kind_of_difference(maker: Maker, case: str) -> None:
     what, do = WRONG[case]
     maker.first_text = maker.ruling(f"{A}/x")["text"]
     assert verified(maker.folder).ok
@@ -263,7 +263,7 @@ def test_the_cap_of_a_later_reload_shortens_what_a_file_asks_for(maker: Maker) -
     assert [one.what for one in verified(maker.folder).differences] == ["pace", "pace"]
 
 
-def test_what_stands_in_place_of_a_file_decides(tmp_path: Path) -> None:
+def test_a_missing_file_an_outage_and_an_old_copy_decide_as_in_a_gate(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "audit")
     maker.robots(A, "", outcome="empty")
     maker.page(f"{A}/1", 1.0, reason="empty_file")

@@ -11,7 +11,7 @@ import pytest
 
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from tests.fetching.host_leases import HostLeases
+from tests.fetching.conftest import fetcher_on
 from tests.internet import Fail, FakeInternet
 from tests.politeness.dead import Dials
 
@@ -21,16 +21,7 @@ async def fetching(
     net: FakeInternet, **session: Any
 ) -> AsyncIterator[tuple[Fetcher, aiohttp.ClientSession]]:
     async with net.session(**session) as lent:
-        yield (
-            Fetcher(
-                lent,
-                user_agent="testbot/1.0",
-                config=Config(),
-                clock=net.clock,
-                acquire=HostLeases(net.clock, 1.0),
-            ),
-            lent,
-        )
+        yield fetcher_on(lent, net.clock), lent
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

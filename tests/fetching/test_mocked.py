@@ -7,25 +7,15 @@ import pytest
 from aioresponses import aioresponses as Mocked
 
 from gatekeeper.clock import SystemClock
-from gatekeeper.config import Config
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from tests.fetching.host_leases import HostLeases
+from tests.fetching.conftest import fetcher_on
 
 URL = "https://a.test/robots.txt"
 
 
 async def fetch() -> Retrieval:
-    config = Config.from_dict({"pacing": {"default_interval": 0}})
     async with aiohttp.ClientSession() as session:
-        fetcher = Fetcher(
-            session,
-            user_agent="bot",
-            config=config,
-            clock=SystemClock(),
-            acquire=HostLeases(SystemClock(), 1.0),
-        )
-        return await fetcher.fetch("https://a.test")
+        return await fetcher_on(session, SystemClock()).fetch("https://a.test")
 
 
 @pytest.mark.parametrize("status", range(400, 500))

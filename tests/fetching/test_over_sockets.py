@@ -16,9 +16,9 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.directory import Directory
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.storage import SqliteStorage
 from gatekeeper.storage.base import Storage
+from tests.fetching.conftest import fetcher_on
 from tests.fetching.directories import DAY
 from tests.fetching.host_leases import HostLeases
 from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
@@ -32,11 +32,10 @@ async def directory_on(
 ) -> AsyncIterator[Directory]:
     config = Config.from_dict(sections)
     async with net.session() as session:
-        fetcher = Fetcher(
+        fetcher = fetcher_on(
             session,
-            user_agent="testbot/1.0",
-            config=config,
-            clock=net.clock,
+            net.clock,
+            config,
             acquire=HostLeases(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from gatekeeper.config import FleetConfig
+from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.store import Store
+from gatekeeper.pacing.ledger import Granted, NotBefore
 from tests.fleet.server import BINARY, Server
-from tests.pacing.ledger_rules import real_time
+from tests.pacing.ledger_rules import real_time, take
 from tests.pacing_support import ShiftedClock
 from tests.waiting_support import until
 
@@ -103,6 +105,25 @@ async def cut_off(ledger: RedisLedger) -> None:
     """The member neither receives nor sends anything any more, and does not notice."""
     await silence(ledger)
     await store_of(ledger).hang_up()
+
+
+async def again_or_granted(
+    ledger: RedisLedger, token: str, host: str, interval: float = 1.0
+) -> Granted | NotBefore:
+    """Return the answer after a loss, which the first calls may be needed to detect."""
+    for _ in range(3):
+        try:
+            return await take(ledger, token, host, interval=interval)
+        except LedgerLost:
+            continue
+    raise AssertionError("it does not come back")
+
+
+async def again(ledger: RedisLedger, token: str, host: str, interval: float = 1.0) -> NotBefore:
+    """Return the answer after a loss, which is no grant."""
+    answer = await again_or_granted(ledger, token, host, interval)
+    assert isinstance(answer, NotBefore), answer
+    return answer
 
 
 async def end_quarantine(ledger: RedisLedger) -> None:

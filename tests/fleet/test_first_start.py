@@ -229,7 +229,7 @@ async def test_a_replica_and_another_format_are_refused(server: Server) -> None:
         copy.close()
 
 
-async def test_without_a_url_it_says_what_to_name() -> None:
+async def test_without_a_store_url_the_error_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"fleet\.url is not set: name the store"):
         await begin_fleet(FleetConfig())
 

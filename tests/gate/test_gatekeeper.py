@@ -162,7 +162,9 @@ async def test_check_many_of_warm_origins_lets_others_work() -> None:
     assert turns > 50
 
 
-async def test_robots_and_policy(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_without_a_file_robots_gives_none_and_policy_allows_or_denies_all(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3\nDisallow: /no\n")
     internet.site("none.test")
     internet.site("down.test").robots(Page("", status=500))

@@ -142,7 +142,7 @@ async def test_agents_have_answers_of_their_own(
     assert await gate.check("http://b.test/a")
 
 
-async def test_a_file_with_visit_times_is_asked_each_time(
+async def test_no_decision_is_recalled_of_a_file_with_visit_times(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     virtual_internet.site("b.test").robots("User-agent: *\nVisit-time: 0600-0845\n")

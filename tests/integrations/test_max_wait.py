@@ -14,9 +14,12 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.integrations.queue_refusals import RefusedLease, queue_gate
 from gatekeeper.testing import ScriptedGate, drive
+from tests.client.conftest import world
 from tests.conformance.ways import AGENT, World, settings
 from tests.gate_support import gate_on
-from tests.internet import FakeInternet, Page
+from tests.internet import Page
+
+__all__ = ["world"]
 
 MAX_WAIT = 150.0
 HOSTS = [f"{letter}{number}.test" for number in range(4) for letter in "ab"]
@@ -62,12 +65,6 @@ class Taker:
             await work()
 
         self.world.stack.push_async_callback(asyncio.wait, [asyncio.create_task(later())])
-
-
-@pytest.fixture
-async def world(virtual_internet: FakeInternet) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        yield World(virtual_internet, stack)
 
 
 @pytest.fixture

@@ -34,5 +34,5 @@ async def virtual_internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
 
 @pytest.fixture
 def net(virtual_internet: FakeInternet) -> FakeInternet:
-    """The virtual internet, in fewer letters."""
+    """The virtual internet, by a short name."""
     return virtual_internet

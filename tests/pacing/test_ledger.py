@@ -91,33 +91,34 @@ class FarLedger:
         if self.rng.random() < self.failing:
             raise ConnectionError("the wire is down")
 
+    async def carry(
+        self, kind: str, names: list[str], call: Callable[..., Awaitable[Any]], given: Any
+    ) -> Any:
+        """Make a call of some tokens or scopes, whose answer comes back."""
+        await self.wire()
+        found = await call(given)
+        await self.wire()
+        return found
+
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
         self.calls += 1
         self.asked += len(requests)
-        await self.wire()
-        answers = await self.book.take(requests)
-        await self.wire()
-        return answers
+        tokens = [one.token for one in requests]
+        found: list[Granted | NotBefore]
+        found = await self.carry("take", tokens, self.book.take, requests)
+        return found
 
     async def head(self, tokens: Sequence[str]) -> None:
-        await self.wire()
-        await self.book.head(tokens)
-        await self.wire()
+        await self.carry("head", [*tokens], self.book.head, tokens)
 
     async def end(self, ends: Sequence[End]) -> None:
-        await self.wire()
-        await self.book.end(ends)
-        await self.wire()
+        await self.carry("end", [one.token for one in ends], self.book.end, ends)
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        await self.wire()
-        await self.book.renew(tokens)
-        await self.wire()
+        await self.carry("renew", [*tokens], self.book.renew, tokens)
 
     async def block(self, reports: Sequence[Report]) -> None:
-        await self.wire()
-        await self.book.block(reports)
-        await self.wire()
+        await self.carry("block", [one.scope for one in reports], self.book.block, reports)
 
     async def pause(self, scopes: Sequence[str]) -> None:
         await self.wire()
@@ -317,34 +318,20 @@ class StrictLedger(FarLedger):
         self.under_way: list[tuple[str, str]] = []
         self.most = 0
 
-    async def _carry(self, kind: str, names: Sequence[str], call: Awaitable[Any]) -> Any:
+    async def carry(
+        self, kind: str, names: list[str], call: Callable[..., Awaitable[Any]], given: Any
+    ) -> Any:
         self.left.append((self.clock.monotonic(), kind, tuple(names)))
         mine = [(kind, name) for name in names]
         assert not set(mine) & set(self.under_way)
         self.under_way += mine
         self.most = max(self.most, sum(kind == "take" for kind, _ in self.under_way))
         await self.clock.sleep(self.ONE_WAY)
-        found = await call
+        found = await call(given)
         await self.clock.sleep(self.ONE_WAY)
         for one in mine:
             self.under_way.remove(one)
         return found
-
-    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        tokens = [one.token for one in requests]
-        found: list[Granted | NotBefore] = await self._carry(
-            "take", tokens, self.book.take(requests)
-        )
-        return found
-
-    async def head(self, tokens: Sequence[str]) -> None:
-        await self._carry("head", tokens, self.book.head(tokens))
-
-    async def end(self, ends: Sequence[End]) -> None:
-        await self._carry("end", [one.token for one in ends], self.book.end(ends))
-
-    async def block(self, reports: Sequence[Report]) -> None:
-        await self._carry("block", [one.scope for one in reports], self.book.block(reports))
 
     def moments(self, kind: str) -> list[float]:
         return [moment for moment, name, _ in self.left if name == kind]

@@ -122,7 +122,9 @@ async def test_hosts_do_not_wait_for_each_other(visitor: Visitor, clock: Virtual
     assert visitor.names == ["first", "elsewhere"]
 
 
-async def test_higher_priority_first_then_first_come(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_leases_go_by_priority_and_then_by_arrival(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     visitor.ask("now")
     await clock.settle()
     for name, priority in (("x", 0), ("y", 5), ("z", 0), ("w", 5)):

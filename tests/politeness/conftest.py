@@ -11,9 +11,9 @@ import pytest
 from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.storage.base import Storage
-from tests.gate_support import gate_on
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet
-from tests.politeness.world import AGENT, WALL, config
+from tests.politeness.world import AGENT, WALL
 
 MakeGate = Callable[..., Gatekeeper]
 
@@ -36,7 +36,7 @@ def make_gate(internet: FakeInternet, clock: VirtualClock) -> MakeGate:
     def make(*, storage: Storage | None = None, seed: int = 7, **settings: Any) -> Gatekeeper:
         return gate_on(
             internet,
-            config(**settings),
+            open_config(**settings),
             agent=AGENT,
             clock=clock,
             storage=storage,

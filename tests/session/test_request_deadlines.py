@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from gatekeeper import Config, VirtualClock, polite_session
+from gatekeeper import VirtualClock, polite_session
 from gatekeeper.clock import SharedTimer
 from gatekeeper.errors import HoldLapsed
 from gatekeeper.session.middleware import RequestDeadline, gate_middleware_with
+from tests.gate_support import QUICK, open_config
 from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
 
 T = TypeVar("T")
@@ -27,12 +28,7 @@ FIVE = aiohttp.ClientTimeout(total=5)
 async def polite(
     net: FakeInternet, concurrency: int = 1, **arguments: object
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "*.test"]},
-            "pacing": {"default_interval": 0.0, "concurrency": concurrency},
-        }
-    )
+    config = open_config(pacing={**QUICK, "concurrency": concurrency})
     async with polite_session(
         user_agent="testbot/1.0",
         config=config,

@@ -15,26 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import Gatekeeper
-from gatekeeper.config import (
-    AuditConfig,
-    Config,
-    FleetConfig,
-    GuardConfig,
-    IdentityConfig,
-    PacingConfig,
-    ServerConfig,
-    StorageConfig,
-)
-from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.process import ServeOptions, running
-from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
-from tests.conformance.ways import listen
+from tests.conformance.ways import Sidecar as InProcess
+from tests.gate_support import QUICK, open_config
 from tests.internet import FakeInternet
 from tests.processes import PYTHON
 from tests.waiting_support import until
 
+TABLES = ("audit", "fleet", "host", "identity", "pacing")
 START = 45.0
 """Seconds that a process may take to start or answer on a busy machine; usually far less."""
 
@@ -189,12 +178,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def as_served(**server: Any) -> AsyncIterator[tuple[Service, str]]:
     """The service as `gatekeeper serve` runs it, but in this process, and where it listens."""
     given = {"port": 0, "log_decisions": "none", "drain_grace": 0.0}
-    config = Config(
-        guard=GuardConfig(allow=("127.0.0.0/8",)),
-        pacing=PacingConfig(default_interval=0.0),
-        storage=StorageConfig(path="memory"),
-        server=ServerConfig(**(given | server)),
-    )
+    config = open_config(pacing=QUICK, storage={"path": "memory"}, server=given | server)
     heard: list[str] = []
     options = ServeOptions(
         identity="testbot/1.0",
@@ -219,35 +203,19 @@ class RunningService(Requests):
 
 @pytest.fixture
 async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
-    """`await serve(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
+    """`await serve(max_leases=3, pacing={...})` takes settings of [server], and other tables."""
     async with AsyncExitStack() as stack:
 
-        async def begin(
-            pacing: dict[str, Any] | None = None,
-            identity: dict[str, Any] | None = None,
-            fleet: dict[str, Any] | None = None,
-            host: list[dict[str, Any]] | None = None,
-            audit: dict[str, Any] | None = None,
-            **server: Any,
-        ) -> RunningService:
-            config = Config(
-                host=Config.from_dict({"host": host or []}).host,
-                fleet=FleetConfig(**(fleet or {})),
-                identity=IdentityConfig(**(identity or {})),
-                audit=AuditConfig(**(audit or {})),
-                guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
-                pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),
-                server=ServerConfig(**({"log_decisions": "none"} | server)),
+        async def begin(**given: Any) -> RunningService:
+            tables = {name: given.pop(name) for name in TABLES if name in given}
+            config = open_config(
+                **tables | {"pacing": QUICK | tables.get("pacing", {})},
+                server={"log_decisions": "none"} | given,
             )
-            gate = await stack.enter_async_context(
-                Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver)
-            )
-            service = Service(gate, config, ROUTES, addresses=[("0.0.0.0", 0)])
-            service.serve()
-            stack.push_async_callback(service.close)
-            server = Server(service.handle, header=16_384, inline=service.inline)
-            port = await listen(stack, server)
+            sidecar = InProcess(internet, config, None, "testbot/1.0")
+            await sidecar.start()
+            stack.push_async_callback(sidecar.stop)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            return RunningService(service, f"http://127.0.0.1:{port}", session)
+            return RunningService(sidecar.service, sidecar.where, session)
 
         yield begin

@@ -29,6 +29,7 @@ from gatekeeper import RobotsTxt
 from gatekeeper.sidecar import listening, routing
 from tests.effort import LONG
 from tests.internet import FakeInternet
+from tests.internet.certs import authority, issue_files
 from tests.sidecar.conftest import connected, sent
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -55,11 +56,7 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
         encoding="utf-8",
     )
     process = await asyncio.create_subprocess_exec(
-        NGINX,
-        "-c",
-        str(path),
-        "-e",
-        "stderr",
+        *(NGINX, "-c", str(path), "-e", "stderr"),
         stderr=asyncio.subprocess.DEVNULL,
         pass_fds=(sock.fileno(),),
         env={**os.environ, "NGINX": f"{sock.fileno()};"},
@@ -239,15 +236,12 @@ async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
 @pytest.fixture
 def tls(tmp_path: Path) -> dict[str, str]:
     """Files with a certificate, its key and authority, and with a client's certificate and key."""
-    import trustme
-
-    authority = trustme.CA()
-    ours, theirs = authority.issue_cert("127.0.0.1"), authority.issue_cert("crawler.test")
-    paths = {name: str(tmp_path / name) for name in ("ca", "crt", "key", "client")}
-    authority.cert_pem.write_to_path(paths["ca"])
-    ours.cert_chain_pems[0].write_to_path(paths["crt"])
-    ours.private_key_pem.write_to_path(paths["key"])
-    theirs.private_key_and_cert_chain_pem.write_to_path(paths["client"])
+    paths = {name: str(tmp_path / name) for name in ("ca", "client")}
+    authority().cert_pem.write_to_path(paths["ca"])
+    authority().issue_cert("crawler.test").private_key_and_cert_chain_pem.write_to_path(
+        paths["client"]
+    )
+    paths["crt"], paths["key"] = issue_files(tmp_path)
     return paths
 
 

@@ -162,7 +162,7 @@ def test_vendored_files_have_their_published_hashes(folder: Path) -> None:
 # --- hostile texts ----------------------------------------------------------------------------
 
 
-def test_nothing_but_what_markup_made_is_markup() -> None:
+def test_texts_put_into_markup_are_escaped() -> None:
     assert html.markup('<p title="{}">{}</p>', HOSTILE, [HOSTILE]).count("<") == 2
     assert html.attributes(title=HOSTILE).count('"') == 2
     assert html.escaped("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
@@ -546,7 +546,7 @@ async def test_the_overview_names_the_hosts_that_are_held_up_with_cause_and_end(
         assert re.match(rf"down\.test ■ blocked until {end}: {cause}", text_of(page))
 
 
-async def test_the_overview_says_nothing_of_what_is_nothing(internet: FakeInternet) -> None:
+async def test_the_overview_leaves_out_counts_of_0(internet: FakeInternet) -> None:
     """No tile says that the settings are in force, nor that 0 hosts are blocked."""
     async with demo(internet) as shop:
         _, page = await get(shop.base, "")
