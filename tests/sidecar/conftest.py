@@ -14,7 +14,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
+from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.service import Service
 from tests.conformance.ways import Sidecar as InProcess
@@ -178,7 +180,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def as_served(**server: Any) -> AsyncIterator[tuple[Service, str]]:
     """The service as `gatekeeper serve` runs it, but in this process, and where it listens."""
     given = {"port": 0, "log_decisions": "none", "drain_grace": 0.0}
-    config = open_config(pacing=QUICK, storage={"path": "memory"}, server=given | server)
+    config = open_config(pacing=QUICK, storage={"path": "memory"})
+    config = replace(config, server=ServerConfig(**given | server))
     heard: list[str] = []
     options = ServeOptions(
         identity="testbot/1.0",
@@ -208,10 +211,9 @@ async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable
 
         async def begin(**given: Any) -> RunningService:
             tables = {name: given.pop(name) for name in TABLES if name in given}
-            config = open_config(
-                **tables | {"pacing": QUICK | tables.get("pacing", {})},
-                server={"log_decisions": "none"} | given,
-            )
+            server = ServerConfig(**{"log_decisions": "none"} | given)  # beyond its bounds, too
+            config = open_config(**tables | {"pacing": QUICK | tables.get("pacing", {})})
+            config = replace(config, server=server)
             sidecar = InProcess(internet, config, None, "testbot/1.0")
             await sidecar.start()
             stack.push_async_callback(sidecar.stop)
