@@ -25,7 +25,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain
 from tempfile import SpooledTemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypedDict
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypedDict
 from xml.parsers import expat
 
 import aiohttp
@@ -130,6 +130,9 @@ class Sitemaps(AsyncIterator[SitemapEntry]):
     if not TYPE_CHECKING:
         __await__ = refusing("sitemaps are iterated: `async for entry in gate.sitemaps(...)`")
         __iter__ = __await__
+
+    def __aiter__(self) -> Self:
+        return self
 
     def __anext__(self) -> Coroutine[Any, Any, SitemapEntry]:
         return anext(self._entries)

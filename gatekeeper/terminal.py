@@ -77,8 +77,10 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     FORCE_COLOR switches them on.
     """
     given, stream = os.environ.get, stream or sys.stdout
-    wanted = given("FORCE_COLOR") or (stream.isatty() and given("TERM") != "dumb")
-    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wanted and not given("NO_COLOR") else text
+    wanted = not given("NO_COLOR") and (
+        given("FORCE_COLOR") or (stream.isatty() and given("TERM") != "dumb")
+    )
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wanted else text
 
 
 def counted(number: int, noun: str) -> str:

@@ -27,7 +27,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.gate import decider
 from tests import processes
 from tests.effort import LONG
-from tests.internet.fixtures import internet, virtual_internet
+from tests.internet.fixtures import clock, internet, net, virtual_internet
 
 if sys.platform != "win32":
     import resource
@@ -42,7 +42,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-__all__ = ["internet", "mocked", "virtual_internet"]
+__all__ = ["clock", "internet", "mocked", "net", "virtual_internet"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gatekeeper.clock import SystemClock, Timer, VirtualClock
-from gatekeeper.config import HostRule, match_named
+from gatekeeper.clock import Clock, SystemClock, Timer, VirtualClock
+from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import StorageError
+from gatekeeper.pacing.deadlock import WaitGraph
+from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.storage.base import ClockRecord
+from gatekeeper.testing.memory_ledger import MemoryLedger
 
 
 class FakeStorage:
@@ -77,6 +81,42 @@ class FakeStorage:
         return FakeStorage(self.durable)
 
 
+def scheduler_on(
+    clock: Clock,
+    config: Config | None = None,
+    *,
+    seed: int = 1,
+    storage: object = None,
+    ledger: object = None,
+    **pacing: object,
+) -> Scheduler:
+    """A scheduler, not open yet; other keywords are settings of [pacing]."""
+    return Scheduler(
+        config or Config(pacing=PacingConfig(**pacing)),  # type: ignore[arg-type]
+        clock=clock,
+        rng=random.Random(seed),
+        storage=storage,  # type: ignore[arg-type]
+        ledger=ledger,  # type: ignore[arg-type]
+    )
+
+
+class CountingLedger(MemoryLedger):
+    """A ledger that others could take from as well; it notes what is asked of it and granted."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.asked: list[tuple[str, ...]] = []
+        """The scopes of each request."""
+        self.granted: set[str] = set()
+        """The tokens."""
+
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        self.asked += [tuple(one.scope for one in request.scopes) for request in requests]
+        answers = await super().take(requests)
+        self.granted |= {one.token for one in answers if isinstance(one, Granted)}
+        return answers
+
+
 def add_rule(scheduler: Scheduler, rule: HostRule) -> None:
     """Set a rule over those of its match, as `Gatekeeper.override` does."""
     match = match_named(rule.match)
@@ -117,6 +157,11 @@ def due_at(scheduler: Scheduler, host: str) -> float:
     """The monotonic time before which no lease is granted; inf: not before an event."""
     scope = scheduler._memory.find(host)
     return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
+
+
+def nobody_waits(waits: WaitGraph[Any]) -> bool:
+    """Whether the graph has forgotten all waits, for leases and for files."""
+    return not (len(waits) or waits._by_scope or waits._for_files or waits._files)
 
 
 def scopes_of(scheduler: Scheduler) -> Mapping[str, Scope]:

@@ -13,6 +13,7 @@ Linux, and where a process has options of Python, or is prepared by a function.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import json
@@ -41,6 +42,21 @@ class _Prepared(str):
 
 PYTHON: Final[str] = _Prepared(sys.executable)
 """The first word of a command for a Python that has imported the package."""
+
+
+async def run(*command: str, cwd: Path | None = None, **environ: str) -> tuple[int | None, str]:
+    """Run a program, with more variables than those of the tests. Return its exit code, and all
+    that it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=cwd,
+        env=os.environ | environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode(errors="replace")
+
 
 _READ_AT_START: Final = ("PYTHON", "LANG", "LC_", "LD_", "TZ", "SSL_", "AIOHTTP_")
 """What the names of the variables begin with that Python, or an import, reads once."""

@@ -282,7 +282,7 @@ async def test_the_judge_finds_one_fault_in_a_polite_crawl(
     assert judge(visitor.world).faults() == BAD[fault]
 
 
-async def test_what_may_have_crossed_a_refusal_or_was_late_on_its_way_is_no_fault(
+async def test_a_request_that_crossed_a_refusal_or_came_a_little_early_is_no_fault(
     visitor: Visitor,
 ) -> None:
     await visitor.politely()

@@ -9,14 +9,13 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from gatekeeper import Config, Denied, Gatekeeper, InvalidURL, Reason, polite_session
+from gatekeeper import Denied, Gatekeeper, InvalidURL, Reason, polite_session
+from tests.gate_support import QUICK, open_config
 from tests.internet import FakeInternet, Page, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 BASIC = {"Authorization": "Basic dTpw"}
-CONFIG = Config.from_dict(
-    {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
-)
+CONFIG = open_config(pacing=QUICK)
 
 
 @pytest.fixture

@@ -8,26 +8,15 @@ import itertools
 import json
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 import pytest
 
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.robots import Rule
+from tests.gate_support import decided
 
 RULE = Rule(line=7, field="Disallow", value="/x", text="Disallow: /x  # not here")
-
-
-def decided(verdict: Verdict = Verdict.DENY, **fields: Any) -> Decision:
-    values: dict[str, Any] = {
-        "verdict": verdict,
-        "reason": Reason.RULE,
-        "url": "https://a.example/x",
-        "origin": "https://a.example",
-        "user_agent": "bot",
-    }
-    return Decision(**(values | fields))
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))

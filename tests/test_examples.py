@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.internet import FakeInternet, Page
-from tests.processes import PYTHON
+from tests.sidecar.conftest import Start, start
+
+__all__ = ["start"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NODE = shutil.which("node")
@@ -23,17 +23,10 @@ ROBOTS = "User-agent: examplebot\nDisallow: /private\n"
 INTERVAL = 0.2
 
 
-async def run(*command: str, config: Path | None = None, **environ: str) -> tuple[int, str]:
-    """Run a program. Return its exit code and its combined output."""
+async def run(*command: str, config: Path | None = None, **environ: str) -> tuple[int | None, str]:
+    """Run a program, with warnings as errors."""
     settings = {} if config is None else {"GATEKEEPER_CONFIG": str(config)}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **settings, **environ, "PYTHONWARNINGS": "error"},
-    )
-    output, _ = await process.communicate()
-    return process.returncode or 0, output.decode()
+    return await processes.run(*command, **settings, **environ, PYTHONWARNINGS="error")
 
 
 @pytest.fixture
@@ -55,22 +48,10 @@ def base(internet: FakeInternet) -> str:
     return f"http://127.0.0.1:{internet.listener().port()}"
 
 
-@asynccontextmanager
-async def sidecar(config: Path) -> AsyncIterator[str]:
-    """Run `gatekeeper serve` as a process, on a free port."""
-    process = await asyncio.create_subprocess_exec(
-        *(PYTHON, "-m", "gatekeeper", "serve", "--config", str(config)),
-        *("--port", "0", "--storage", "memory"),
-        stderr=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        first = (await process.stdout.readline()).decode().strip()
-        yield first.removeprefix("gatekeeper: listening on ")
-    finally:
-        process.terminate()
-        await process.communicate()
+@pytest.fixture
+async def sidecar(start: Start, config: Path) -> str:
+    """The URL of `gatekeeper serve`, which runs as a process on a free port."""
+    return (await start("--config", str(config), "--storage", "memory")).where
 
 
 def gaps(internet: FakeInternet) -> list[float]:
@@ -105,14 +86,15 @@ async def test_the_session_decides_each_redirect_hop(
     assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/moved"]
 
 
-async def test_python_asks_a_sidecar(internet: FakeInternet, base: str, config: Path) -> None:
+async def test_python_asks_a_sidecar(
+    internet: FakeInternet, base: str, config: Path, sidecar: str
+) -> None:
     urls = [f"{base}/a", f"{base}/b", f"{base}/private"]
-    async with sidecar(config) as url:
-        code, output = await run(
-            *(sys.executable, str(EXAMPLES / "sidecar_client.py"), *urls),
-            config=config,
-            GATEKEEPER_URL=url,
-        )
+    code, output = await run(
+        *(sys.executable, str(EXAMPLES / "sidecar_client.py"), *urls),
+        config=config,
+        GATEKEEPER_URL=sidecar,
+    )
 
     assert code == 0, output
     assert "/private deny (rule)" in output
@@ -121,15 +103,14 @@ async def test_python_asks_a_sidecar(internet: FakeInternet, base: str, config: 
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-async def test_node_asks_a_sidecar(internet: FakeInternet, base: str, config: Path) -> None:
+async def test_node_asks_a_sidecar(internet: FakeInternet, base: str, sidecar: str) -> None:
     assert NODE is not None
     urls = [f"{base}/a", f"{base}/b", f"{base}/private", f"{base}/busy"]
     internet.site("127.0.0.2").robots("busy", status=503)
     urls.append(f"http://127.0.0.2:{internet.listener('127.0.0.2').port()}/x")
-    async with sidecar(config) as url:
-        code, output = await run(
-            NODE, str(EXAMPLES / "sidecar_node.mjs"), *urls, GATEKEEPER_URL=url
-        )
+    code, output = await run(
+        NODE, str(EXAMPLES / "sidecar_node.mjs"), *urls, GATEKEEPER_URL=sidecar
+    )
 
     assert code == 0, output
     said = dict(line.split(" ", 1) for line in output.splitlines())
@@ -144,14 +125,13 @@ async def test_node_asks_a_sidecar(internet: FakeInternet, base: str, config: Pa
 
 @pytest.mark.skipif(CURL is None, reason="curl is not installed")
 async def test_curl_asks_a_sidecar(
-    internet: FakeInternet, base: str, config: Path, tmp_path: Path
+    internet: FakeInternet, base: str, sidecar: str, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
     script = str(EXAMPLES / "sidecar_curl.sh")
-    async with sidecar(config) as url:
-        done = await run("sh", script, f"{base}/a", str(page), GATEKEEPER_URL=url)
-        refused = await run("sh", script, f"{base}/private", str(page), GATEKEEPER_URL=url)
-        _, metrics = await run(CURL or "curl", "-sS", f"{url}/metrics")
+    done = await run("sh", script, f"{base}/a", str(page), GATEKEEPER_URL=sidecar)
+    refused = await run("sh", script, f"{base}/private", str(page), GATEKEEPER_URL=sidecar)
+    _, metrics = await run(CURL or "curl", "-sS", f"{sidecar}/metrics")
 
     assert done == (0, f"{base}/a 200\n")
     assert page.read_text(encoding="utf-8") == "the first"
@@ -169,7 +149,7 @@ MODULES = EXAMPLES / "typescript" / "node_modules"
     reason="npm's packages are not installed: npm install --prefix examples/typescript",
 )
 async def test_typescript_asks_a_sidecar_with_generated_types(
-    internet: FakeInternet, base: str, config: Path, tmp_path: Path
+    internet: FakeInternet, base: str, sidecar: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "typescript"
     shutil.copytree(
@@ -179,14 +159,13 @@ async def test_typescript_asks_a_sidecar_with_generated_types(
     urls = [f"{base}/a", f"{base}/private", f"{base}/busy", f"{base}/b"]
     scripts = json.loads((folder / "package.json").read_text(encoding="utf-8"))["scripts"]
     path = f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"  # as `npm run` does
-    async with sidecar(config) as url:
-        for name, given in (("types", ()), ("build", ()), ("crawl", urls)):
-            command = f'cd "$0" && {scripts[name]} "$@"'
-            code, output = await run(
-                *("sh", "-c", command, str(folder), *given), GATEKEEPER_URL=url, PATH=path
-            )
-            assert code == 0, output
-            assert "warn" not in output.lower()
+    for name, given in (("types", ()), ("build", ()), ("crawl", urls)):
+        command = f'cd "$0" && {scripts[name]} "$@"'
+        code, output = await run(
+            *("sh", "-c", command, str(folder), *given), GATEKEEPER_URL=sidecar, PATH=path
+        )
+        assert code == 0, output
+        assert "warn" not in output.lower()
 
     first, *rest = output.splitlines()
     assert first == "4 URLs, 1 denied"
@@ -202,23 +181,19 @@ async def test_typescript_asks_a_sidecar_with_generated_types(
 
 @pytest.mark.skipif(CURL is None, reason="curl is not installed")
 async def test_the_shell_crawls_through_a_sidecar(
-    internet: FakeInternet,
-    base: str,
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    internet: FakeInternet, base: str, start: Start, config: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("GATEKEEPER_USER_AGENT", "examplebot/1.0")  # of the fetching sidecar
+    words = ("--storage", "memory", "--user-agent", "examplebot/1.0")  # the sidecar's, who fetches
+    sidecar = (await start("--config", str(config), *words)).where
     pages, listed = tmp_path / "pages", tmp_path / "urls"
     busy = Page(status=429, headers={"Retry-After": "1"})
     internet.sites["127.0.0.1"].on("/once", busy, Page("at last"))
     urls = [f"{base}/a", f"{base}/private", f"{base}/once", f"{base}/b"]
     listed.write_text("".join(f"{one}\n" for one in urls), encoding="utf-8")
     script = str(EXAMPLES / "sidecar_shell.sh")
-    async with sidecar(config) as url:
-        code, output = await run(
-            "sh", "-c", 'sh "$0" "$1" <"$2"', script, str(pages), str(listed), GATEKEEPER_URL=url
-        )
+    code, output = await run(
+        "sh", "-c", 'sh "$0" "$1" <"$2"', script, str(pages), str(listed), GATEKEEPER_URL=sidecar
+    )
 
     assert code == 0, output
     said = dict(line.split(" ", 1) for line in output.splitlines())

@@ -117,22 +117,19 @@ async def test_concurrency_is_seen_by_the_server(internet: FakeInternet) -> None
     assert site.in_flight == 0
 
 
-async def test_virtual_time_passes_while_a_body_drips(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_virtual_time_passes_while_a_body_drips(net: FakeInternet) -> None:
     net.site("a.test").on("/", Drip("0123456789", size=1, every=3.0))
     assert (await net.drive(get(net, "http://a.test/")))[1] == b"0123456789"
     assert net.clock.monotonic() == 30.0
 
 
-async def test_a_page_may_be_late(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_page_with_a_delay_ends_that_much_later(net: FakeInternet) -> None:
     net.site("a.test").page("/", "late", delay=5.0)
     assert (await net.drive(get(net, "http://a.test/")))[1] == b"late"
     assert net.requests[0].ended == 5.0
 
 
-async def test_name_service_may_be_slow(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_name_service_may_be_slow(net: FakeInternet) -> None:
     net.site("a.test").page("/")
     net.resolver.delay = (0.1, 0.3)
     await net.drive(get(net, "http://a.test/"))
@@ -183,10 +180,9 @@ async def test_odd_statuses_go_out_as_they_are(internet: FakeInternet) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [NeverAnswer(), Stall()])
-async def test_silence_lasts_until_the_client_goes(
-    virtual_internet: FakeInternet, behaviour
+async def test_a_silent_server_keeps_the_request_open_until_the_client_goes(
+    net: FakeInternet, behaviour
 ) -> None:
-    net = virtual_internet
     net.site("a.test").on("/", behaviour)
     task = asyncio.create_task(get(net, "http://a.test/"))
     await net.settle()
@@ -205,7 +201,7 @@ async def test_conditional_pages_answer_304(internet: FakeInternet) -> None:
     assert (await get(internet, "http://a.test/", headers={"If-Modified-Since": "then"}))[0] == 304
 
 
-async def test_behaviours_of_the_tests_own(internet: FakeInternet) -> None:
+async def test_a_test_may_bring_behaviours_of_its_own(internet: FakeInternet) -> None:
     async def act(exchange: Exchange) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 
@@ -217,20 +213,21 @@ async def test_behaviours_of_the_tests_own(internet: FakeInternet) -> None:
 
 
 @pytest.mark.parametrize("step", [Fail.NXDOMAIN, Fail.SERVFAIL])
-async def test_failing_look_ups(internet: FakeInternet, step: Fail) -> None:
+async def test_a_look_up_that_fails_is_a_dns_error_of_the_client(
+    internet: FakeInternet, step: Fail
+) -> None:
     internet.dns("a.test", step)
     async with internet.session() as session:
         with pytest.raises(aiohttp.ClientConnectorDNSError):
             await session.get("http://a.test/")
 
 
-async def test_an_answer_may_be_empty(internet: FakeInternet) -> None:
+async def test_an_empty_dns_answer_has_no_address(internet: FakeInternet) -> None:
     internet.dns("a.test", Fail.EMPTY)
     assert await internet.resolver.resolve("a.test", 80) == []
 
 
-async def test_a_look_up_may_time_out(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_look_up_may_time_out(net: FakeInternet) -> None:
     net.dns("a.test", Fail.TIMEOUT)
     with pytest.raises(OSError, match="Temporary failure"):
         await net.drive(net.resolver.resolve("a.test", 80))
@@ -257,8 +254,7 @@ async def test_a_rude_host_resets_each_connection(internet: FakeInternet) -> Non
     assert internet.dialled(address)
 
 
-async def test_a_black_hole_never_connects(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_black_hole_never_connects(net: FakeInternet) -> None:
     address = net.blackhole("a.test")
     task = asyncio.create_task(get(net, "http://a.test/"))
     await net.settle()
@@ -276,7 +272,7 @@ async def test_bad_certificates_are_refused_by_the_client(internet: FakeInternet
     assert internet.requests == []
 
 
-async def test_plain_http_where_tls_was_meant(internet: FakeInternet) -> None:
+async def test_https_fails_where_the_port_speaks_plain_http(internet: FakeInternet) -> None:
     internet.site("a.test", tls="none", address=internet.address()).page("/")
     with pytest.raises(aiohttp.ClientConnectorError):
         await get(internet, "https://a.test/")
@@ -302,7 +298,7 @@ async def test_drive_says_when_nothing_can_happen_any_more() -> None:
             await net.drive(net.clock.sleep(100), limit=10)
 
 
-async def test_two_hundred_hosts_at_once(internet: FakeInternet) -> None:
+async def test_two_hundred_hosts_answer_at_once(internet: FakeInternet) -> None:
     body = gzip.compress(b"page " * 100)
     for number in range(200):
         internet.site(f"host{number}.test").otherwise(Page(body))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gatekeeper import (
-    Config,
     Decision,
     Deferred,
     Gatekeeper,
@@ -22,23 +21,17 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import FakeInternet, Page, redirect
 
-CONFIG = Config.from_dict(
-    {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
-)
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+CONFIG = open_config(pacing=QUICK)
 
 
 @pytest.fixture
 async def gate(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Gatekeeper]:
     for name in ("a.test", "b.test"):
         internet.site(name).robots("User-agent: *\nDisallow: /private\n")
-    async with Gatekeeper("bot", config=CONFIG, resolver=internet.resolver, clock=clock) as gate:
+    async with gate_on(internet, CONFIG, clock=clock) as gate:
         yield gate
 
 
@@ -205,9 +198,7 @@ async def test_a_question_is_deferred_if_the_fleets_store_is_not_back_within_sec
 ) -> None:
     internet.site("a.test").robots("")
     ledger = Recovering(clock, seconds)
-    async with Gatekeeper(
-        "bot", config=CONFIG, resolver=internet.resolver, clock=clock, ledger=ledger
-    ) as gate:
+    async with gate_on(internet, CONFIG, clock=clock, ledger=ledger) as gate:
         asking = asyncio.create_task(gate.check("http://a.test/x"))
         leasing = asyncio.create_task(gate.acquire("http://a.test/x", owned=False))
         await internet.settle()

@@ -11,7 +11,6 @@ import pytest
 
 from gatekeeper import (
     ClockView,
-    Config,
     Decision,
     Deferred,
     Gatekeeper,
@@ -33,19 +32,11 @@ from gatekeeper.pacing.ledger import (
     Withheld,
 )
 from gatekeeper.pacing.waiters import HostStatus
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import FakeInternet, Page
 from tests.waiting_support import until
 
-SETTINGS: dict[str, Any] = {
-    "guard": {"allow": ["127.0.0.0/8", "*.test"]},
-    "pacing": {"default_interval": 0.0},
-}
 URL = "http://a.test/x"
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
 
 
 Open = Callable[..., Gatekeeper]
@@ -54,8 +45,8 @@ Open = Callable[..., Gatekeeper]
 @pytest.fixture
 def make(internet: FakeInternet, clock: VirtualClock) -> Open:
     def gate(**more: Any) -> Gatekeeper:
-        config = Config.from_dict(SETTINGS | more.pop("settings", {}))
-        return Gatekeeper("bot", config=config, resolver=internet.resolver, clock=clock, **more)
+        config = open_config(**{"pacing": QUICK} | more.pop("settings", {}))
+        return gate_on(internet, config, clock=clock, **more)
 
     return gate
 

@@ -23,16 +23,20 @@ HEAVY = ("aiohttp", "asyncio", "yarl", "prometheus_client", "sqlite3", "ssl", "e
 PACKAGES = [gatekeeper, gatekeeper.robots, gatekeeper.errors]
 
 
+def interpreted(code: str) -> subprocess.CompletedProcess[str]:
+    """Run the code in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+
+
 def brought_in(code: str, *names: str) -> list[str]:
     """Return which of the modules a fresh interpreter has loaded after running the code."""
     told = (
         f"import sys\nbefore = {{*sys.modules}}\n{code}\n"
         f"print(*[name for name in {names!r} if name in {{*sys.modules}} - before])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=120
-    )
-    return done.stdout.splitlines()[-1].split()
+    return interpreted(told).stdout.splitlines()[-1].split()
 
 
 def bare_starts(*options: str) -> float:
@@ -50,10 +54,7 @@ def bare_starts(*options: str) -> float:
         f"pairs = [(run(*{options!r}), run('-c', 'pass')) for _ in range(5)]\n"
         "print(min(one for one, _ in pairs) / min(bare for _, bare in pairs))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    return float(done.stdout)
+    return float(interpreted(code).stdout)
 
 
 @pytest.mark.parametrize("code", ["import gatekeeper", "import gatekeeper.robots"])
@@ -216,10 +217,7 @@ def modules_of(*arguments: str) -> list[str]:
         "    pass\n"
         "print(*[name for name in sys.modules if name not in before], file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    return done.stderr.splitlines()[-1].split()
+    return interpreted(code).stderr.splitlines()[-1].split()
 
 
 @pytest.fixture

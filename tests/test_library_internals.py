@@ -22,19 +22,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gatekeeper import Gatekeeper
 from gatekeeper import library_internals as interim
-from gatekeeper.config import Config
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError, MissingExtra
 from gatekeeper.library_internals import MAX_HEAD_OCTETS, MAX_INTERIM_ANSWERS, limit_heads
 from gatekeeper.session import guarded_connector, plain_session, polite_session, session_gate
+from tests.gate_support import open_config
 from tests.internet import FakeInternet, Interim, Raw
 
-CONFIG = Config.from_dict(
-    {
-        "guard": {"allow": ["127.0.0.0/8", "*.test"]},
-        "pacing": {"default_interval": 0, "min_interval": 0},
-    }
-)
+CONFIG = open_config(pacing={"default_interval": 0, "min_interval": 0})
 FLOODS = (100, 102, 103)
 ENDLESS = 60.0
 """Seconds, as a backstop: an endless flood that is read never ends by itself."""

@@ -18,24 +18,24 @@ import pytest
 
 from gatekeeper import Config, GateClosed, Gatekeeper, LeaseTimeout, PoliteQueue
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import GroupRule, HostRule, PacingConfig
+from gatekeeper.config import GroupRule, HostRule
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import TaskWaiter
 from gatekeeper.queue.origin_queues import WaitingTasks
 from gatekeeper.robots.timing import RobotsInterval
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
-from tests.pacing_support import scopes_of, stall
+from tests.pacing_support import scheduler_on, scopes_of, stall
 from tests.waiting_support import until
 
 FEW, MANY = 500, 2_000
 
 
 @pytest.fixture
-async def gate(virtual_internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
-    net = virtual_internet
+async def gate(net: FakeInternet) -> AsyncIterator[Gatekeeper]:
     config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 1000.0}]})
-    async with Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate:
+    async with gate_on(net, config) as gate:
         yield gate
 
 
@@ -164,7 +164,7 @@ async def test_a_waiter_that_arrives_while_many_are_admitted_comes_after_them(
     numbers = itertools.count()
 
     async def run() -> None:
-        async with Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate:
+        async with gate_on(net, config) as gate:
 
             async def visit(number: int) -> None:
                 taken = gate.acquire if number % 3 else partial(gate.acquire, timeout=1e6)
@@ -271,14 +271,13 @@ async def test_the_time_to_wait_counts_from_the_call(
 
 
 async def test_many_waiters_get_leases_in_order_of_arrival(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 0.0}]})
     got: list[int] = []
 
     async def run() -> None:
-        async with Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate:
+        async with gate_on(net, config) as gate:
 
             async def visit(number: int) -> None:
                 if number % 3:
@@ -305,11 +304,7 @@ async def test_many_waiters_get_leases_in_order_of_arrival(
 @pytest.mark.parametrize("order", ["first", "last", "any"])
 async def test_the_cost_of_cancelling_does_not_grow_with_those_who_stay(order: str) -> None:
     async def cost(count: int) -> float:
-        scheduler = Scheduler(
-            Config(pacing=PacingConfig(default_interval=1000.0)),
-            clock=VirtualClock(),
-            rng=random.Random(1),
-        )
+        scheduler = scheduler_on(VirtualClock(), default_interval=1000.0)
         await scheduler.open()
         await scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
         tasks = [
@@ -342,11 +337,7 @@ async def test_the_cost_of_cancelling_does_not_grow_with_those_who_stay(order: s
 
 async def test_a_cancelled_waiter_frees_its_memory_at_once() -> None:
     """Nobody's place lies about until the host's lease, which may be days off."""
-    scheduler = Scheduler(
-        Config(pacing=PacingConfig(default_interval=1000.0)),
-        clock=VirtualClock(),
-        rng=random.Random(1),
-    )
+    scheduler = scheduler_on(VirtualClock(), default_interval=1000.0)
     await scheduler.open()
     await scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
     ask = lambda: scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)  # noqa: E731
@@ -469,11 +460,7 @@ class Crowd:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.scheduler = Scheduler(
-            Config(pacing=PacingConfig(default_interval=10.0)),
-            clock=self.clock,
-            rng=random.Random(1),
-        )
+        self.scheduler = scheduler_on(self.clock, default_interval=10.0)
 
     def ask(self) -> asyncio.Task[Grant]:
         return asyncio.create_task(
@@ -546,7 +533,7 @@ async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asynci
 
 
 @pytest.mark.parametrize("order", ["first", "last", "any"])
-async def test_those_who_get_join_a_queue_a_few_at_a_time_and_leave_it_in_any_order(
+async def test_a_url_goes_to_the_getter_that_stays_whatever_order_the_others_leave_in(
     gate: Gatekeeper, order: str
 ) -> None:
     got: list[int] = []
@@ -566,15 +553,14 @@ async def test_those_who_get_join_a_queue_a_few_at_a_time_and_leave_it_in_any_or
 
 
 async def test_many_queue_getters_get_leases_in_order_of_arrival(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 0.0}]})
     got: list[int] = []
 
     async def run() -> None:
         async with (
-            Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate,
+            gate_on(net, config) as gate,
             PoliteQueue(gate) as queue,
         ):
 
@@ -609,11 +595,10 @@ async def test_a_closed_queue_ends_the_wait_of_getters_outside_the_entrance(
 
 
 async def test_a_task_that_takes_lease_after_lease_keeps_itself_waiting_seldom(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 0.0}]})
-    async with Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate:
+    async with gate_on(net, config) as gate:
         loop, turns = asyncio.get_running_loop(), 0
 
         def beat() -> None:

@@ -9,7 +9,6 @@ import pkgutil
 import pydoc
 import random
 import types
-from collections.abc import Sequence
 
 import pytest
 
@@ -17,15 +16,12 @@ import gatekeeper
 from gatekeeper import (
     Config,
     Gatekeeper,
-    Granted,
     Ledger,
-    MemoryLedger,
-    NotBefore,
     RemoteGatekeeper,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.ledger import TakeRequest
 from tests.internet import FakeInternet
+from tests.pacing_support import CountingLedger
 
 CLASSES = [
     "Gatekeeper",
@@ -139,25 +135,12 @@ def test_methods_are_called_as_the_contract_says(
     assert [p.name for p in found if p.kind is p.KEYWORD_ONLY] == keywords
 
 
-class Book(MemoryLedger):
-    """A ledger that others could take from as well; it notes what is asked of it."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__(clock)
-        self.asked: list[tuple[str, ...]] = []
-
-    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        self.asked += [tuple(one.scope for one in request.scopes) for request in requests]
-        return await super().take(requests)
-
-
 async def test_a_gate_takes_its_grants_from_the_ledger_it_is_given(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     assert isinstance(net.clock, VirtualClock)
     net.site("a.test").robots("")
-    book = Book(net.clock)
+    book = CountingLedger(net.clock)
     ledger: Ledger = book
     config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
 

@@ -37,7 +37,7 @@ def test_a_possessive_repeat_of_a_group_is_found(text: str, found: bool) -> None
     assert repeats_a_group_possessively(text) is found
 
 
-def test_no_module_has_one() -> None:
+def test_no_pattern_of_a_module_repeats_a_group_possessively() -> None:
     patterns = {
         value.pattern
         for module in pkgutil.walk_packages(gatekeeper.__path__, "gatekeeper.")

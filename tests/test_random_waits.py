@@ -12,8 +12,9 @@ import pytest
 from gatekeeper import Config, Gatekeeper, Lease, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.deadlock import WaitsForItself
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
-from tests.pacing_support import scopes_of
+from tests.pacing_support import nobody_waits, scopes_of
 
 HOSTS = [f"{letter}.test" for letter in "abcdef"]
 INTERVALS = {"a.test": 0.0, "b.test": 1.0, "c.test": 0.5, "d.test": 2.0, "e.test": 1.0}
@@ -142,10 +143,7 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     stats = gate.stats().pacing
     assert (stats.in_flight, stats.waiting) == (0, 0)
     waits = gate.parts.waits
-    assert len(waits) == 0
-    assert not waits._by_scope
-    assert not waits._for_files
-    assert not waits._files
+    assert nobody_waits(waits)
     assert len(waits.holdings) == 0
     for name, scope in scopes_of(gate.parts.scheduler).items():
         assert (name, scope.in_flight, scope.unheaded, scope.queue) == (name, 0, 0, None)
@@ -168,18 +166,11 @@ def check_intervals(program: Program) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 async def test_random_programs_of_leases_end_and_leave_no_lease(
-    virtual_internet: FakeInternet, seed: int, ordered: bool
+    net: FakeInternet, seed: int, ordered: bool
 ) -> None:
-    net = virtual_internet
 
     async def run() -> Counter[str]:
-        async with Gatekeeper(
-            "testbot",
-            config=config(),
-            resolver=net.resolver,
-            clock=net.clock,
-            rng=random.Random(seed),
-        ) as gate:
+        async with gate_on(net, config(), agent="testbot", rng=random.Random(seed)) as gate:
             program = Program(gate, net.clock, seed, ordered=ordered)
             await program.run(12)
             await net.clock.sleep(1.0)

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 import gatekeeper
-from gatekeeper import Config, GateClosed, Gatekeeper
+from gatekeeper import GateClosed, Gatekeeper
 from gatekeeper.cli import COMMANDS
 from tests.documents.blocks import blocks_of, documents
+from tests.gate_support import open_config
 from tests.internet import FakeInternet, Page
 from tests.test_decision import texts_of_reasons
 
@@ -54,10 +55,9 @@ def test_reading_a_file_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture
-def example_net(virtual_internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> FakeInternet:
+def example_net(net: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> FakeInternet:
     """Put the gate of the examples on the fake internet and its clock."""
-    net = virtual_internet
-    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+    config = open_config()
     made = partial(Gatekeeper, config=config, resolver=net.resolver, clock=net.clock)
     monkeypatch.setattr(gatekeeper, "Gatekeeper", made)
     return net

@@ -105,13 +105,13 @@ def test_the_thumbprint_of_the_test_key() -> None:
     assert TEST_KEY.public == PublicKey(TEST_X, "poqkLGiymh_W0uP6PZFw-dvez3QJT5SolqXBCW38r0U")
 
 
-def test_rfc_8037_appendix_a_3() -> None:
+def test_the_key_of_rfc_8037_appendix_a_3_has_its_thumbprint() -> None:
     """The thumbprint of the RFC's own example key."""
     x = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
     assert PublicKey.of(unbase64url(x)).keyid == "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"
 
 
-def test_rfc_9421_appendix_b_2_6() -> None:
+def test_the_request_of_rfc_9421_appendix_b_2_6_has_its_signature() -> None:
     parameters = (
         '("date" "@method" "@path" "@authority" "content-type" "content-length")'
         ';created=1618884473;keyid="test-key-ed25519"'
@@ -132,7 +132,7 @@ def test_rfc_9421_appendix_b_2_6() -> None:
     )
 
 
-def test_the_draft_s_vector_with_signature_agent() -> None:
+def test_the_drafts_request_with_signature_agent_has_its_signature() -> None:
     """draft-ietf-webbotauth-httpsig-protocol, appendix E.2: the request, and both its headers."""
     nonce = (
         "n9p433xm+NJ3ph3upfBIGmsuwHw387YV7Q/F+6BSpGCVjYCqQw6rznNA8PVVLySrAWsv0hQtFioQb6E1YsauiA=="
@@ -159,7 +159,7 @@ def test_the_draft_s_vector_with_signature_agent() -> None:
     )
 
 
-def test_the_draft_s_vector_without_signature_agent() -> None:
+def test_the_drafts_request_without_signature_agent_has_its_signature() -> None:
     parameters = (
         '("@authority");created=1735689600;keyid="poqkLGiymh_W0uP6PZFw-dvez3QJT5SolqXBCW38r0U"'
         ';alg="ed25519";expires=4889289600;nonce="zIW8+cdmA3vdYagbxojpONwa/l0EKJ/O3/wD486VvsQjO/'
@@ -470,7 +470,9 @@ async def test_a_private_key_is_never_shown(
     assert secret not in said + caplog.text + "".join(capsys.readouterr())
 
 
-def test_keys_overlap_while_they_are_changed(key_file: Path, tmp_path: Path) -> None:
+def test_signatures_of_the_old_and_the_new_key_hold_while_both_are_published(
+    key_file: Path, tmp_path: Path
+) -> None:
     """Published beside each other, so that whoever has either file knows the signature."""
     following = tmp_path / "next.pem"
     new_key(following)

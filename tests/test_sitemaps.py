@@ -26,7 +26,6 @@ from gatekeeper import (
     SitemapEntry,
     Sitemaps,
 )
-from gatekeeper.clock import VirtualClock
 from gatekeeper.robots import Severity
 from gatekeeper.sitemaps import (
     MAX_ENTRIES,
@@ -38,6 +37,7 @@ from gatekeeper.sitemaps import (
     read_sitemap,
 )
 from tests.conformance.ways import AGENT, settings
+from tests.gate_support import QUICK, gate_on
 from tests.internet import (
     Bomb,
     Custom,
@@ -239,7 +239,7 @@ def test_a_file_that_is_no_sitemap_gives_no_entries(body: bytes) -> None:
     assert {"not-a-sitemap", "broken-xml"} & set(codes)
 
 
-def test_an_empty_sitemap_is_fine() -> None:
+def test_an_empty_sitemap_has_no_entries_and_no_findings() -> None:
     assert read("<urlset></urlset>") == ([], [])
 
 
@@ -256,7 +256,7 @@ LAUGHS = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(9))
     ],
     ids=["billion laughs", "file", "parameter", "attributes"],
 )
-def test_declarations_are_refused(subset: str) -> None:
+def test_a_sitemap_with_declarations_is_refused(subset: str) -> None:
     body = f"<!DOCTYPE urlset [{subset}]>" + SITEMAP.partition("?>")[2]
     assert read(body) == ([], ["entities"])
 
@@ -335,7 +335,9 @@ WORDS = [
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from(WORDS) | st.binary(max_size=5))),
     st.booleans(),
 )
-def test_no_text_raises(text: str, edits: list[tuple[int, bytes]], packed: bool) -> None:
+def test_no_sitemap_makes_its_reader_raise(
+    text: str, edits: list[tuple[int, bytes]], packed: bool
+) -> None:
     body = text.encode()
     for at, octets in edits:
         body = body[:at] + octets + body[at + len(octets) :]
@@ -399,11 +401,6 @@ def test_an_invalid_date_costs_no_entry() -> None:
 Run = Callable[..., Any]
 
 
-@pytest.fixture
-async def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
-
-
 class Walked:
     """What a call gave."""
 
@@ -415,16 +412,11 @@ class Walked:
         self.complete = found.complete
 
 
-async def gate_on(net: FakeInternet, **tables: Any) -> Gatekeeper:
-    assert isinstance(net.clock, VirtualClock)
-    return Gatekeeper(AGENT, config=settings(**tables), resolver=net.resolver, clock=net.clock)
-
-
 async def walk(net: FakeInternet, origin: str, *, pacing: Any = None, **given: Any) -> Walked:
     """The entries of an origin, on the clock of the internet."""
 
     async def run() -> Walked:
-        async with await gate_on(net, pacing=pacing or {"default_interval": 0.0}) as gate:
+        async with gate_on(net, settings(pacing=pacing or QUICK), agent=AGENT) as gate:
             found = gate.sitemaps(origin, **given)
             return Walked([entry async for entry in found], found)
 
@@ -669,7 +661,7 @@ async def test_no_lease_is_held_between_entries(net: FakeInternet) -> None:
     )
 
     async def run() -> None:
-        async with await gate_on(net) as gate:
+        async with gate_on(net, settings(), agent=AGENT) as gate:
             async for entry in gate.sitemaps("http://a.test"):
                 async with gate.lease(entry.url, timeout=60) as lease:
                     lease.report(status=200)
@@ -683,7 +675,7 @@ async def test_an_abandoned_call_leaves_nothing_behind(net: FakeInternet) -> Non
     site = listing(net, "a.test", "/1.txt", "/2.txt").otherwise(Page(f"{ONE}\n{ONE}\n"))
 
     async def run() -> None:
-        async with await gate_on(net) as gate:
+        async with gate_on(net, settings(), agent=AGENT) as gate:
             found = gate.sitemaps("http://a.test")
             assert (await anext(found)).url == ONE
             await found.aclose()
@@ -699,7 +691,7 @@ async def test_a_task_that_holds_the_host_gets_lease_timeout(net: FakeInternet) 
     listing(net, "a.test", "/1.txt").page("/1.txt", ONE)
 
     async def run() -> None:
-        async with await gate_on(net) as gate, gate.lease("http://a.test/"):
+        async with gate_on(net, settings(), agent=AGENT) as gate, gate.lease("http://a.test/"):
             with pytest.raises(LeaseTimeout):
                 await anext(gate.sitemaps("http://a.test"))
 
@@ -707,7 +699,7 @@ async def test_a_task_that_holds_the_host_gets_lease_timeout(net: FakeInternet) 
 
 
 async def test_wrong_arguments_of_sitemaps_are_named(net: FakeInternet) -> None:
-    gate = await gate_on(net)
+    gate = gate_on(net, settings(), agent=AGENT)
     for wrong in ({"since": datetime(2026, 1, 1)}, {"since": "2026"}, {"max_entries": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             gate.sitemaps("http://a.test", **wrong)

@@ -255,7 +255,7 @@ def test_settings_are_checked_when_it_is_made() -> None:
         pass
 
 
-def test_an_error_of_opening_is_the_opener_s(tmp_path: Path) -> None:
+def test_an_error_of_opening_is_raised_by_the_first_call(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     gate = SyncGatekeeper(AGENT, config=settings(storage={"path": str(tmp_path / "taken")}))
     with pytest.raises(Exception, match="taken"):

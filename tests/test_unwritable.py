@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
+from gatekeeper import Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
 
@@ -89,15 +90,9 @@ async def scene(internet: FakeInternet, path: Path, **storage: Any) -> AsyncIter
     internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
     internet.site("quick.test").robots("User-agent: *\nCrawl-delay: 0.5\n").page("/page", "it")
     internet.site("cold.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "*.test"]},
-            "storage": {"path": str(path / "state.db"), "flush_interval": 3600.0} | storage,
-        }
-    )
-    async with Gatekeeper(
-        "testbot/1.0", config=config, resolver=internet.resolver, clock=internet.clock
-    ) as gate:
+    storage = {"path": str(path / "state.db"), "flush_interval": 3600.0} | storage
+    config = open_config(storage=storage)
+    async with gate_on(internet, config) as gate:
         session = aiohttp.ClientSession(
             connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
         )
@@ -191,14 +186,13 @@ async def test_no_request_is_sent_once_the_disk_was_found_full(
 
 
 async def test_a_polite_session_on_a_full_disk_raises_storage_error(
-    virtual_internet: FakeInternet, tmp_path: Path
+    net: FakeInternet, tmp_path: Path
 ) -> None:
-    net = virtual_internet
     net.site("slow.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
 
     async def run() -> None:
         storage = SqliteStorage(tmp_path / "state.db", clock=net.clock)
-        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        config = open_config()
         async with polite_session(
             user_agent="testbot/1.0",
             config=config,

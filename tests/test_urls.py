@@ -278,7 +278,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("written", "path"), PATHS.items(), ids=ascii)
-def test_path_is_what_is_sent(written: str, path: str) -> None:
+def test_the_path_of_a_target_is_what_is_sent(written: str, path: str) -> None:
     assert parse(f"http://example.com{written}").path == path
 
 

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gatekeeper import Config, Gatekeeper, LeaseTimeout, Reason, Verdict, polite_session
+from gatekeeper import LeaseTimeout, Reason, Verdict, polite_session
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet, Page, Stall
-
-MakeGate = Callable[..., AbstractAsyncContextManager[Gatekeeper]]
-
-
-@pytest.fixture
-def make_gate(virtual_internet: FakeInternet) -> MakeGate:
-    net = virtual_internet
-
-    @asynccontextmanager
-    async def make(**tables: Any) -> AsyncIterator[Gatekeeper]:
-        guard = {"allow": ["127.0.0.0/8", "*.test"]}
-        config = Config.from_dict({"guard": guard, **tables})
-        async with Gatekeeper(
-            "testbot/1.0", config=config, resolver=net.resolver, clock=net.clock
-        ) as gate:
-            yield gate
-
-    return make
 
 
 async def test_a_question_about_another_origin_of_a_held_host_is_deferred(
-    virtual_internet: FakeInternet, make_gate: MakeGate
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("")
 
     async def ask() -> None:
-        async with make_gate() as gate, gate.lease("http://a.test/x"):
+        async with gate_on(net) as gate, gate.lease("http://a.test/x"):
             decision = await gate.check("http://a.test:8080/y")
             assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.OWN_LEASE)
             assert decision.retry_at is not None
@@ -54,13 +34,12 @@ async def test_a_question_about_another_origin_of_a_held_host_is_deferred(
 
 @pytest.mark.parametrize("method", ["refresh", "robots", "policy", "source"])
 async def test_a_call_that_must_fetch_raises_lease_timeout_at_once(
-    virtual_internet: FakeInternet, make_gate: MakeGate, method: str
+    net: FakeInternet, method: str
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("")
 
     async def ask() -> None:
-        async with make_gate() as gate, gate.lease("http://a.test/x"):
+        async with gate_on(net) as gate, gate.lease("http://a.test/x"):
             with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
                 await getattr(gate.parts.questions if method == "source" else gate, method)(
                     "http://a.test:8080/y"
@@ -70,14 +49,16 @@ async def test_a_call_that_must_fetch_raises_lease_timeout_at_once(
 
 
 async def test_a_second_slot_that_waits_for_the_own_response_head_is_refused(
-    virtual_internet: FakeInternet, make_gate: MakeGate
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("")
     pacing = {"concurrency": 2, "default_interval": 1.0}
 
     async def ask() -> None:
-        async with make_gate(pacing=pacing) as gate, gate.lease("http://a.test/x") as lease:
+        async with (
+            gate_on(net, open_config(pacing=pacing)) as gate,
+            gate.lease("http://a.test/x") as lease,
+        ):
             with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
                 async with gate.lease("http://a.test/y"):
                     pass
@@ -91,9 +72,8 @@ async def test_a_second_slot_that_waits_for_the_own_response_head_is_refused(
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_lease_of_a_group_with_one_slot_refuses_its_other_hosts(
-    virtual_internet: FakeInternet, make_gate: MakeGate, known: bool
+    net: FakeInternet, known: bool
 ) -> None:
-    net = virtual_internet
     for name in ("a.test", "b.test"):
         net.site(name).robots("")
     tables = {
@@ -102,7 +82,7 @@ async def test_a_lease_of_a_group_with_one_slot_refuses_its_other_hosts(
     }
 
     async def ask() -> None:
-        async with make_gate(**tables) as gate:
+        async with gate_on(net, open_config(**tables)) as gate:
             if known:
                 await gate.check("http://b.test/")
             async with gate.lease("http://a.test/x"):
@@ -113,14 +93,11 @@ async def test_a_lease_of_a_group_with_one_slot_refuses_its_other_hosts(
     await net.drive(ask())
 
 
-async def test_an_expired_lease_refuses_nobody(
-    virtual_internet: FakeInternet, make_gate: MakeGate
-) -> None:
-    net = virtual_internet
+async def test_an_expired_lease_refuses_nobody(net: FakeInternet) -> None:
     net.site("a.test").robots("").page("/x", "x").page("/y", "y")
 
     async def ask() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net) as gate:
             lease = await gate.acquire("http://a.test/x")
             await net.clock.sleep(601.0)
             assert lease.ended
@@ -130,14 +107,11 @@ async def test_an_expired_lease_refuses_nobody(
     await net.drive(ask())
 
 
-async def test_leases_that_expired_are_forgotten(
-    virtual_internet: FakeInternet, make_gate: MakeGate
-) -> None:
-    net = virtual_internet
+async def test_leases_that_expired_are_forgotten(net: FakeInternet) -> None:
     names = [net.site(f"{number}.test").robots("").name for number in range(400)]
 
     async def ask() -> int:
-        async with make_gate() as gate:
+        async with gate_on(net) as gate:
             for begin in range(0, len(names), 50):
                 for name in names[begin : begin + 50]:
                     await gate.acquire(f"http://{name}/x")
@@ -148,10 +122,9 @@ async def test_leases_that_expired_are_forgotten(
 
 
 async def test_a_new_attempt_lets_go_of_an_answer_that_nobody_reads(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
     """As aiohttp's own DigestAuthMiddleware does, where the 401 has a body."""
-    net = virtual_internet
     site = net.site("a.test").robots("").on("/x", Stall("please log in", status=401))
 
     async def again(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
@@ -162,7 +135,7 @@ async def test_a_new_attempt_lets_go_of_an_answer_that_nobody_reads(
         return response
 
     async def ask() -> str:
-        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        config = open_config()
         async with (
             polite_session(
                 "testbot/1.0",

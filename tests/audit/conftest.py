@@ -16,8 +16,8 @@ from gatekeeper import Config, __version__
 from gatekeeper.audit import writer
 from gatekeeper.audit.files import open_either
 from gatekeeper.audit.reading import find_chains, raw_lines
-from gatekeeper.audit.verify import verify
-from gatekeeper.clock import VirtualClock
+from gatekeeper.audit.verify import Verification, VerifyReport, verify
+from gatekeeper.signing import PublicKey
 
 Line = dict[str, Any]
 
@@ -29,9 +29,21 @@ def config_of(folder: Path, **sections: dict[str, Any]) -> Config:
     return Config.from_dict({"audit": audit, "pacing": pacing, **sections})
 
 
+def verified(
+    *folders: Path, keys: tuple[PublicKey, ...] = (), tolerance: float = 0.1
+) -> VerifyReport:
+    """Verify the records in the folders, as this version does."""
+    return verify(folders, version=__version__, keys=keys, tolerance=tolerance)
+
+
+def verification(folder: Path) -> Verification:
+    """A verification of the records in a folder, which is not run yet."""
+    return Verification([folder], __version__, (), 0.1)
+
+
 def chains_of(folder: Path) -> dict[str, list[Line]]:
     """Return the lines of each chain in a folder, once they were verified."""
-    assert verify([folder], version=__version__).differences == []
+    assert verified(folder).differences == []
     chains: dict[str, list[Line]] = {}
     for files in find_chains([folder]):
         granted = set[str]()
@@ -80,9 +92,3 @@ def read_record(tmp_path: Path) -> Callable[..., list[Line]]:
 def folder(tmp_path: Path) -> Path:
     """Return the folder of the record."""
     return tmp_path / "audit"
-
-
-@pytest.fixture(name="virtual_clock")
-def virtual_clock() -> VirtualClock:
-    """Return a clock that moves only when it is advanced."""
-    return VirtualClock()

@@ -18,9 +18,10 @@ from gatekeeper.audit.chain import NO_DIGEST, digest_of
 from gatekeeper.audit.erase import erase
 from gatekeeper.audit.report import report_of
 from gatekeeper.audit.show import lines_about
-from gatekeeper.audit.verify import Verification, lines_of, verify
+from gatekeeper.audit.verify import lines_of, verify
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.pages.audit_report import report_page
+from tests.audit.conftest import verification
 from tests.audit.maker import Maker
 from tests.effort import of_many
 
@@ -75,7 +76,7 @@ def chained(lines: list[dict[str, Any]]) -> Iterator[bytes]:
 def read_everything(folder: Path) -> None:
     """Call every reader."""
     list(lines_of(verify([folder], version=__version__)))
-    report_page(report_of(Verification([folder], __version__, (), 0.1)))
+    report_page(report_of(verification(folder)))
     for what in (f"{A}/1", "a.test", "L1"):
         list(lines_about([folder], what))
     with suppress(ConfigError):  # a segment with a line that is too long, for example

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import __version__
 from gatekeeper.audit import erase as erasing
 from gatekeeper.audit import writer
 from gatekeeper.audit.chain import SegmentName, chain_name
@@ -19,21 +18,16 @@ from gatekeeper.audit.files import compress, is_written
 from gatekeeper.audit.reading import ChainFiles
 from gatekeeper.audit.retention import remove_old
 from gatekeeper.audit.show import lines_about
-from gatekeeper.audit.verify import VerifyReport, verify
 from gatekeeper.cli import main
 from gatekeeper.errors import ConfigError
-from gatekeeper.signing import PublicKey, new_key
+from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate
-from tests.audit.conftest import config_of
+from tests.audit.conftest import config_of, verified
 from tests.audit.maker import BEGIN, Maker, changed, rewrite
 
 A, B = "https://a.test", "https://b.test"
 OWN = "User-agent: *\nDisallow: /only-a\n"
 SHARED = "User-agent: *\nDisallow:\n"
-
-
-def verified(folder: Path, keys: tuple[PublicKey, ...] = ()) -> VerifyReport:
-    return verify([folder], version=__version__, keys=keys)
 
 
 def erased(folder: Path, host: str = "a.test") -> ErasureReport:
@@ -95,7 +89,7 @@ def test_signatures_of_the_seals_hold_and_the_erasure_is_signed_too(
     public = maker.key.public
     erase(maker.folder, "a.test", by="ann", reason="asked", key=maker.key)
 
-    assert verified(maker.folder, (public,)).differences == []
+    assert verified(maker.folder, keys=(public,)).differences == []
 
 
 def test_an_erasure_that_nobody_signed_does_not_hold_where_seals_are_signed(maker: Maker) -> None:
@@ -105,7 +99,7 @@ def test_an_erasure_that_nobody_signed_does_not_hold_where_seals_are_signed(make
     assert report.erasure is not None
     rewrite(maker.folder / report.erasure, lambda rows: rows[:-1])  # not even a seal
 
-    found = verified(maker.folder, (maker.key.public,)).differences
+    found = verified(maker.folder, keys=(maker.key.public,)).differences
     assert {one.what for one in found} == {"erasure"}
 
 
@@ -326,7 +320,7 @@ def test_digests_of_urls_are_erased_by_their_scope(tmp_path: Path) -> None:
     assert "digests" in report.left[0]
 
 
-def test_a_torn_line_is_not_kept(maker: Maker) -> None:
+def test_an_erasure_removes_a_torn_last_line(maker: Maker) -> None:
     with maker.path.open("ab") as file:
         file.write(b'{"v":1,"url":"https://a.test/')
     assert erased(maker.folder).left == []

@@ -156,14 +156,14 @@ async def test_two_ids_with_one_key_are_told_apart(
 
 
 async def test_a_line_that_could_not_be_written_leaves_no_place(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock
+    folder: Path, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
-    async with ScriptedGate(config=config_of(folder), clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config_of(folder), clock=clock) as gate:
         await asked(gate, f"{A}/before")
         with full_disk(monkeypatch, 10):
             assert isinstance(await gate.try_acquire(f"{A}/lost"), NotYet)
-        virtual_clock.advance(61.0)
-        await virtual_clock.settle()
+        clock.advance(61.0)
+        await clock.settle()
         ids = await asked(gate, *urls_of(3))
     async with gate_of(folder) as gate:
         await places(gate, ids, *range(3))

@@ -6,10 +6,9 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import aiohttp
@@ -17,8 +16,8 @@ import pytest
 
 from tests.audit.conftest import chains_of
 from tests.effort import LONG
+from tests.forking import Victims
 from tests.internet import FakeInternet
-from tests.processes import PYTHON
 from tests.sidecar.conftest import Sidecar, Start, start
 from tests.waiting_support import until
 
@@ -30,36 +29,22 @@ ROUNDS = 50 if LONG else 6
 
 
 @pytest.fixture
-def victim() -> Iterator[subprocess.Popen[str]]:
-    """A process that forks the processes to be killed, so that Python starts only once."""
-    with subprocess.Popen(
-        [PYTHON, Path(__file__).with_name("victim.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
+def victim() -> Iterator[Victims]:
+    with closing(Victims("tests.audit.victim")) as victims:
+        yield victims
 
 
 def test_no_lease_is_without_its_line_after_kill_9_at_any_moment(
-    tmp_path: Path, victim: subprocess.Popen[str]
+    tmp_path: Path, victim: Victims
 ) -> None:
-    assert victim.stdin is not None
-    assert victim.stdout is not None
     rng = random.Random(9309)
     for number in range(ROUNDS):
         folder = tmp_path / str(number // 10)  # a start names the chains of earlier rounds
         before = chains_of(folder) if folder.exists() else {}
-        victim.stdin.write(f"{folder} {number}\n")
-        victim.stdin.flush()
-        pid = int(victim.stdout.readline().split()[1])
-        granted = [victim.stdout.readline().strip()]
+        victim.start(folder, number)
+        granted = [victim.line()]
         time.sleep(rng.random() * 0.03)
-        os.kill(pid, signal.SIGKILL)
-        while (line := victim.stdout.readline().strip()) != "dead":
-            granted.append(line)
+        granted += victim.kill()
         chains = chains_of(folder)
         (lines,) = (one for name, one in chains.items() if name not in before)
         written = [line["url"] for line in lines if line["kind"] == "grant"]

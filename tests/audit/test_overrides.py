@@ -22,21 +22,21 @@ def told(lines: list[dict[str, Any]]) -> list[tuple[str | None, str, bool]]:
 
 
 async def test_each_end_of_a_rule_is_written_and_the_rule_that_is_in_force_again(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
-    until = datetime.fromtimestamp(virtual_clock.wall() + 100.0, UTC)
+    until = datetime.fromtimestamp(clock.wall() + 100.0, UTC)
     rules = [
         {"match": "a.example", "robots": "deny", "by": "file"},
         {"match": "b.example", "robots": "deny", "by": "file", "until": until},
     ]
-    gate = ScriptedGate(config=config_of(folder, host=rules), clock=virtual_clock)
+    gate = ScriptedGate(config=config_of(folder, host=rules), clock=clock)
     gate.override(HostRule(match="c.example", by="early"))
     async with gate:
         gate.override(HostRule(match="A.example", robots="allow", by="Kim", reason="ours"))
         gate.override(HostRule(match="a.example", by="Lou"), seconds=50.0)
-        virtual_clock.advance(50.0)
+        clock.advance(50.0)
         gate.override(HostRule(match="a.example"), seconds=0)
-        virtual_clock.advance(50.0)
+        clock.advance(50.0)
     lines = read_record("override")
     assert told(lines) == [
         ("file", "configuration", False),

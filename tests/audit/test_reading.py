@@ -13,22 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gatekeeper import __version__
 from gatekeeper.audit import reading
 from gatekeeper.audit.chain import CLOSED, OPEN, digest_of, text_path
 from gatekeeper.audit.files import TextStore, compress
 from gatekeeper.audit.retention import remove_old
-from gatekeeper.audit.verify import Verification, VerifyReport, lines_of, verify
+from gatekeeper.audit.verify import lines_of
 from gatekeeper.errors import ConfigError
-from gatekeeper.signing import PublicKey, SigningKey, new_key
+from gatekeeper.signing import SigningKey, new_key
+from tests.audit.conftest import verification, verified
 from tests.audit.maker import Maker, changed, rewrite
 from tests.effort import of_many
 
 SITE = "https://a.test"
-
-
-def verified(*folders: Path, keys: tuple[PublicKey, ...] = ()) -> VerifyReport:
-    return verify(folders, version=__version__, keys=keys)
 
 
 def crawl(maker: Maker, pages: int, *, rotate: int = 0) -> Maker:
@@ -478,10 +474,6 @@ def test_differences_are_bounded(tmp_path: Path) -> None:
     assert len(report.differences) == 100
 
 
-def run_of(folder: Path) -> Verification:
-    return Verification([folder], __version__, (), 0.1)
-
-
 def test_a_segment_that_is_compressed_while_the_folder_is_listed_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,7 +500,7 @@ def test_segments_that_are_compressed_since_they_were_listed_are_read(
         plain.append(maker.path)
         crawl(maker.wait(10.0), 3).seal(compressed=False)
     lines = verified(maker.folder).lines
-    run = run_of(maker.folder)
+    run = verification(maker.folder)
     for path in plain[last:]:
         compress(path, 0.0, lambda _path, _members: None)
     assert (run.run().differences, run.result.lines) == ([], lines)
@@ -518,7 +510,7 @@ def test_segments_that_are_removed_since_they_were_listed_count_by_their_seals(
     tmp_path: Path,
 ) -> None:
     maker = crawl(Maker(tmp_path / "audit"), 9, rotate=4)
-    run = run_of(maker.folder)
+    run = verification(maker.folder)
     remove_old(maker.folder, 2e9, "")
     assert run.run().differences == []
     assert run.result.removed_segments == 3
@@ -532,5 +524,5 @@ def test_a_text_that_is_removed_with_its_segment_while_that_is_read_is_not_misse
     def remove(*_: object) -> None:
         TextStore(maker.folder).remove(remove_old(maker.folder, 2e9, ""))
 
-    assert run_of(maker.folder).run(remove).differences == []
+    assert verification(maker.folder).run(remove).differences == []
     assert not list(maker.folder.glob("texts/*/*"))

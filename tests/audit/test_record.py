@@ -94,27 +94,27 @@ async def test_a_lease_that_is_given_back_was_never_sent(folder: Path, read_reco
 
 
 async def test_a_lease_that_expires_has_an_outcome(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
     config = config_of(folder, pacing={"lease_ttl": 5.0})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         await gate.acquire(f"{A}/")
-        virtual_clock.advance(6.0)
-        await virtual_clock.settle()
+        clock.advance(6.0)
+        await clock.settle()
         (outcome,) = read_record("outcome")
     assert (outcome["status"], outcome["head"]) == (None, None)
 
 
 async def test_the_interval_in_force_and_the_time_since_the_last_request_are_written(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
     config = config_of(folder, pacing={"default_interval": 2.0})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         gate.say(A, "User-agent: *\nCrawl-delay: 7\n")
         for _ in range(2):
             async with gate.lease(f"{A}/") as lease:
                 lease.report(status=200)
-            virtual_clock.advance(9.0)
+            clock.advance(9.0)
     first, second = (line["scopes"][0] for line in read_record("grant"))
     assert (first["interval"], first["since"]) == (7.0, None)
     assert (second["interval"], second["since"]) == (7.0, 9.0)
@@ -175,14 +175,14 @@ async def test_a_request_that_the_guard_refuses_at_the_socket_has_a_refusal(
 
 
 async def test_every_decision_is_written_if_asked_for_up_to_a_rate(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
     config = config_of(folder, audit={"what": "decisions", "max_rate": 5})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         gate.say(A, FILE)
         for number in range(8):
             await gate.allowed(f"{A}/{number}")
-        virtual_clock.advance(1.0)
+        clock.advance(1.0)
         await gate.allowed(f"{A}/x")
     decisions = read_record("decision")
     assert [one["verdict"] for one in decisions] == ["allow"] * 5 + ["deny"]
@@ -271,13 +271,13 @@ async def test_a_lease_that_is_open_as_the_gate_closes_has_an_outcome(
 
 
 async def test_an_interval_that_grows_before_the_line_is_not_the_one_that_was_waited_for(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
     """A report of another request comes between the grant and its line."""
     config = config_of(folder, pacing={"default_interval": 5.0})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         await gate.check(f"{A}/")
-        virtual_clock.advance(60.0)
+        clock.advance(60.0)
         granted = gate.parts.audit.granted  # type: ignore[union-attr]
 
         def late(*arguments: Any) -> bool:

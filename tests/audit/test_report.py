@@ -10,22 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gatekeeper import __version__
 from gatekeeper.audit import report as reports
-from gatekeeper.audit.report import AuditReport, TimeSeries, report_of
-from gatekeeper.audit.verify import Verification
+from gatekeeper.audit.report import TimeSeries, report_of
 from gatekeeper.cli import main
 from gatekeeper.sidecar.pages.audit_report import report_page
+from tests.audit.conftest import verification
 from tests.audit.maker import Maker
-from tests.integrations.browsers import CHROMIUM
+from tests.integrations.browsers import CHROMIUM, browser
 
 AXE = Path(__file__).parents[1] / "sidecar" / "vendor" / "axe.min.js"
 A, B = "https://a.test", "https://b.test"
 EVIL = "<script>document.title='x'</script>\u202e"
-
-
-def reported(folder: Path) -> AuditReport:
-    return report_of(Verification([folder], __version__, (), 0.1))
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def maker(tmp_path: Path) -> Maker:
 
 def test_a_chain_without_a_line_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "web-1-20260131T120000000000Z-000001.jsonl").touch()
-    assert "None" not in report_page(reported(tmp_path))
+    assert "None" not in report_page(report_of(verification(tmp_path)))
 
 
 def test_values_within_values_are_shown_to_a_bounded_depth(tmp_path: Path) -> None:
@@ -60,11 +55,11 @@ def test_values_within_values_are_shown_to_a_bounded_depth(tmp_path: Path) -> No
     made.outcome(made.grant(f"{A}/1", 10.0), signals=deep)
     made.override("a.test", "allow", rule=deep)
 
-    assert "a a ..." in report_page(reported(made.folder))
+    assert "a a ..." in report_page(report_of(verification(made.folder)))
 
 
 def test_a_report_sums_up_what_was_done(maker: Maker) -> None:
-    report = reported(maker.folder)
+    report = report_of(verification(maker.folder))
 
     assert report.verified.differences == []
     a, b = report.hosts
@@ -93,7 +88,7 @@ def test_beyond_the_busiest_hosts_only_their_sum_is_shown(
         for page in range(number + 1):
             maker.page(f"https://{number}.test/{page}", 0.0)
 
-    report = reported(maker.folder)
+    report = report_of(verification(maker.folder))
     assert [one.host for one in report.hosts] == ["7.test", "6.test", "5.test"]
     assert (report.other_hosts, report.others.requests) == (5, 15)
     assert "5 other hosts" in report_page(report)
@@ -108,7 +103,7 @@ def test_what_sites_choose_is_bounded(tmp_path: Path) -> None:
         maker.override(f"h{number}.test", "deny")
     maker.save()
 
-    report = reported(maker.folder)
+    report = report_of(verification(maker.folder))
     assert len(report.signals) == reports.MAX_ROWS + 1
     assert report.signals["others"] == 50
     assert max(map(len, report.signals)) <= 300
@@ -127,7 +122,7 @@ def test_the_points_of_the_chart_are_bounded_and_none_is_lost() -> None:
 
 
 def test_the_page_is_self_contained_and_escapes_what_others_wrote(maker: Maker) -> None:
-    page = report_page(reported(maker.folder))
+    page = report_page(report_of(verification(maker.folder)))
 
     assert "<script" not in page.lower()
     assert "&lt;script&gt;" in page
@@ -146,7 +141,7 @@ def test_the_shortest_gap_has_the_source_of_its_own_interval(tmp_path: Path) -> 
     refused = [{"scope": "a.test", "interval": 20.0, "source": "after a refusal", "since": 30.0}]
     made.wait(30.0).page(f"{A}/3", scopes=refused)
     made.close()
-    (row,) = reported(made.folder).hosts
+    (row,) = report_of(verification(made.folder)).hosts
     assert (row.interval, row.asked) == (10.0, "crawl_delay")
 
 
@@ -154,7 +149,7 @@ def test_a_page_about_a_record_that_differs_says_so(maker: Maker) -> None:
     other = Maker(maker.folder, pid=99)
     other.robots(A)
     other.page(f"{A}/private/x")
-    page = report_page(reported(maker.folder))
+    page = report_page(report_of(verification(maker.folder)))
     assert "differences, see below" in page
     assert "What differs" in page
 
@@ -175,12 +170,8 @@ def test_the_command_writes_a_file_or_json(
 
 @pytest_asyncio.fixture
 async def chromium() -> AsyncIterator[Any]:
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        await browser.close()
+    async with browser() as opened:
+        yield opened
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
@@ -188,7 +179,7 @@ async def test_the_page_passes_axe_and_is_readable_without_javascript(
     maker: Maker, tmp_path: Path, chromium: Any
 ) -> None:
     file = tmp_path / "report.html"
-    file.write_text(report_page(reported(maker.folder)), "utf-8")
+    file.write_text(report_page(report_of(verification(maker.folder))), "utf-8")
     looks: list[tuple[int, str, dict[str, list[str]]]] = [
         (1400, "light", {}),
         (1400, "dark", {"runOnly": ["color-contrast"]}),

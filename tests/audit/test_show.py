@@ -72,7 +72,9 @@ def test_a_host_is_shown_with_everything_that_is_about_it(maker: Maker) -> None:
 
 
 @pytest.mark.parametrize(("what", "kinds"), [("D77", ["refused"]), ("L2", ["grant", "outcome"])])
-def test_an_id_is_shown(maker: Maker, what: str, kinds: list[str]) -> None:
+def test_the_lines_of_a_decision_or_a_lease_are_shown_by_its_id(
+    maker: Maker, what: str, kinds: list[str]
+) -> None:
     assert [one.line["kind"] for one in shown(maker.folder, what)] == kinds
 
 

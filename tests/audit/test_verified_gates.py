@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Config, Denied, HostRule, __version__
-from gatekeeper.audit.verify import VerifyReport, verify
+from gatekeeper import Config, Denied, HostRule
 from gatekeeper.clock import VirtualClock
 from gatekeeper.gate import decider
 from gatekeeper.gate.decider import PathRuling
@@ -17,6 +16,7 @@ from gatekeeper.pacing import engine
 from gatekeeper.pacing.scopes import Interval, Scope
 from gatekeeper.robots import Policy
 from gatekeeper.testing import ScriptedGate, drive
+from tests.audit.conftest import verified
 from tests.audit.maker import check_schema
 
 A, B = "https://a.test", "https://b.test"
@@ -41,10 +41,6 @@ PATHS = (
 def config_of(folder: Path, **sections: Any) -> Config:
     audit = {"folder": str(folder), **sections.pop("audit", {})}
     return Config.from_dict({"audit": audit, **sections})
-
-
-def verified(*folders: Path) -> VerifyReport:
-    return verify(folders, version=__version__)
 
 
 async def ask(gate: ScriptedGate, *urls: str, status: int = 200) -> None:

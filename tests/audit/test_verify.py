@@ -14,20 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatekeeper import __version__
 from gatekeeper.audit import decisions, pace
 from gatekeeper.audit.chain import MAX_TEXT, text_path, time_text
 from gatekeeper.audit.lines import read_line
-from gatekeeper.audit.verify import BOUNDARY, VerifyReport, lines_of, verify
+from gatekeeper.audit.verify import BOUNDARY, lines_of
 from gatekeeper.cli import main
+from tests.audit.conftest import verified
 from tests.audit.maker import BEGIN, Maker
 from tests.effort import of_many
 
 A, B = "https://a.test", "https://b.test"
-
-
-def verified(*folders: Path, tolerance: float = 0.1) -> VerifyReport:
-    return verify(folders, version=__version__, tolerance=tolerance)
 
 
 def at(seconds: float) -> str:
@@ -167,7 +163,7 @@ WRONG: dict[str, tuple[str, Callable[[Maker], object]]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_verify_finds_that(maker: Maker, case: str) -> None:
+def test_verify_finds_every_kind_of_difference(maker: Maker, case: str) -> None:
     what, do = WRONG[case]
     maker.first_text = maker.ruling(f"{A}/x")["text"]
     assert verified(maker.folder).ok
@@ -267,7 +263,7 @@ def test_the_cap_of_a_later_reload_shortens_what_a_file_asks_for(maker: Maker) -
     assert [one.what for one in verified(maker.folder).differences] == ["pace", "pace"]
 
 
-def test_what_stands_in_place_of_a_file_decides(tmp_path: Path) -> None:
+def test_a_missing_file_an_outage_and_an_old_copy_decide_as_in_a_gate(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "audit")
     maker.robots(A, "", outcome="empty")
     maker.page(f"{A}/1", 1.0, reason="empty_file")

@@ -59,11 +59,11 @@ async def test_a_full_segment_is_sealed_and_compressed_and_the_next_one_goes_on(
 
 
 async def test_a_segment_is_closed_after_a_day(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
-    async with ScriptedGate(config=config_of(folder), clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config_of(folder), clock=clock) as gate:
         await requests(gate, 1)
-        virtual_clock.advance(86_401.0)
+        clock.advance(86_401.0)
         await requests(gate, 1)
     assert [seal["reason"] for seal in read_record("seal")] == ["age", "end"]
 
@@ -122,10 +122,10 @@ async def test_on_a_full_disk_leases_are_deferred_until_the_record_can_be_writte
     octets: int,
     folder: Path,
     read_record: Read,
-    virtual_clock: VirtualClock,
+    clock: VirtualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with ScriptedGate(config=config_of(folder), clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config_of(folder), clock=clock) as gate:
         await requests(gate, 2)
         before = read_record()
         with full_disk(monkeypatch, octets):
@@ -136,10 +136,10 @@ async def test_on_a_full_disk_leases_are_deferred_until_the_record_can_be_writte
             assert not gate.ready
             assert "No space left" in (gate.parts.storage_failing or "")
             assert any(view.kind == "storage" for view in await gate.why("a.example"))
-            virtual_clock.advance(1.5)
+            clock.advance(1.5)
             assert not gate.ready
         assert read_record() == before
-        virtual_clock.advance(4.0)
+        clock.advance(4.0)
         assert gate.ready
         await requests(gate, 2)
     lines = read_record()
@@ -150,10 +150,10 @@ async def test_on_a_full_disk_leases_are_deferred_until_the_record_can_be_writte
 
 
 async def test_on_a_full_disk_requests_go_on_if_asked_for_and_the_gap_is_written(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Path, read_record: Read, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(folder, audit={"on_failure": "continue"})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         open_lease = await gate.acquire(f"{A}/open")
         open_lease.report(status=200)
         open_lease.end()
@@ -161,7 +161,7 @@ async def test_on_a_full_disk_requests_go_on_if_asked_for_and_the_gap_is_written
             await requests(gate, 5)
             late = await gate.acquire("http://b.example/late")
             assert gate.ready
-        virtual_clock.advance(2.0)
+        clock.advance(2.0)
         late.end()
         await requests(gate, 1)
     assert len(read_record("grant")) == len(read_record("outcome")) == 2
@@ -170,15 +170,15 @@ async def test_on_a_full_disk_requests_go_on_if_asked_for_and_the_gap_is_written
 
 
 async def test_a_text_that_cant_be_stored_defers_the_leases_that_it_would_decide(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock
+    folder: Path, read_record: Read, clock: VirtualClock
 ) -> None:
-    async with ScriptedGate(config=config_of(folder), clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config_of(folder), clock=clock) as gate:
         gate.say(A, "User-agent: *\nDisallow: /x\n")
         (folder / "texts").write_text("in the way")
         with pytest.raises(Deferred, match="storage"):
             await gate.acquire(f"{A}/")
         (folder / "texts").unlink()
-        virtual_clock.advance(2.0)
+        clock.advance(2.0)
         (await gate.acquire(f"{A}/")).end()
     assert len(read_record("grant")) == 1
 
@@ -191,13 +191,13 @@ async def test_a_folder_that_cant_be_used_is_refused_at_the_start(tmp_path: Path
 
 
 async def test_a_gate_that_starts_on_a_full_disk_begins_its_chain_later(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Path, read_record: Read, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with full_disk(monkeypatch, 10):
-        gate = ScriptedGate(config=config_of(folder), clock=virtual_clock)
+        gate = ScriptedGate(config=config_of(folder), clock=clock)
         await gate.__aenter__()
         assert not gate.ready
-    virtual_clock.advance(2.0)
+    clock.advance(2.0)
     await requests(gate, 1)
     await gate.__aexit__()
     assert len(read_record("grant")) == 1
@@ -253,20 +253,20 @@ def test_a_large_text_is_stored_whole(tmp_path: Path) -> None:
 
 
 async def test_old_segments_leave_their_seals_and_take_texts_that_nothing_names_with_them(
-    folder: Path, virtual_clock: VirtualClock
+    folder: Path, clock: VirtualClock
 ) -> None:
     def texts() -> set[str]:
         return {path.name for path in folder.glob("texts/*/*.gz")}
 
     config = config_of(folder, audit={"keep": 86_400.0 * 2})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         gate.say(A, "User-agent: *\nDisallow: /old\n")
         gate.say("https://b.example", "User-agent: *\nDisallow: /stays\n")
         await requests(gate, 2)
         (await gate.acquire("https://b.example/")).end()
         old = texts()
         for _ in range(5):
-            virtual_clock.advance(86_401.0)
+            clock.advance(86_401.0)
             gate.say(A, "User-agent: *\nDisallow: /new\n")
             await requests(gate, 1)
             (await gate.acquire("https://b.example/")).end()
@@ -403,17 +403,17 @@ async def test_what_a_killed_process_did_not_finish_is_removed_at_the_next_start
 
 
 async def test_a_chain_goes_on_as_another_one_if_its_open_segment_is_removed(
-    folder: Path, virtual_clock: VirtualClock
+    folder: Path, clock: VirtualClock
 ) -> None:
     config = config_of(folder, host=[{"match": "b.example", "robots": "allow"}])
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         await requests(gate, 2)
         (lost,) = folder.glob("*.jsonl")
         lost.unlink()
-        virtual_clock.advance(2.0)
+        clock.advance(2.0)
         with pytest.raises(Deferred, match="its open segment was removed"):
             await gate.acquire(f"{A}/")
-        virtual_clock.advance(2.0)
+        clock.advance(2.0)
         await requests(gate, 1)
         (await gate.acquire("https://b.example/")).end()
     (segment,) = folder.glob("*.jsonl.gz")
@@ -444,11 +444,11 @@ async def test_gates_that_begin_at_the_same_moment_one_after_the_other_have_chai
 
 
 async def test_what_waits_is_bounded_while_nothing_can_be_written(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Path, read_record: Read, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "MAX_KEPT", 20)
     config = config_of(folder, audit={"max_rate": 1, "on_failure": "continue"})
-    async with ScriptedGate(config=config, clock=virtual_clock) as gate:
+    async with ScriptedGate(config=config, clock=clock) as gate:
         gate.say("https://deny.example", "User-agent: *\nDisallow: /\n")
         with full_disk(monkeypatch):
             for number in range(100):
@@ -458,10 +458,10 @@ async def test_what_waits_is_bounded_while_nothing_can_be_written(
                 for page in range(3):
                     with pytest.raises(Denied):
                         await gate.acquire(f"https://deny.example/{page}")
-                virtual_clock.advance(61.0)
-                await virtual_clock.settle()
-        virtual_clock.advance(61.0)
-        await virtual_clock.settle()
+                clock.advance(61.0)
+                await clock.settle()
+        clock.advance(61.0)
+        await clock.settle()
         for number in range(100):  # each has its robots.txt in the record
             (await gate.acquire(f"https://{number}.example/")).end()
     assert len(read_record("omitted")) < 20
@@ -469,7 +469,7 @@ async def test_what_waits_is_bounded_while_nothing_can_be_written(
 
 
 async def test_a_chain_that_could_not_begin_begins_later_with_the_salt_that_it_had(
-    folder: Path, read_record: Read, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Path, read_record: Read, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(path: Path, *rest: Any, opened: Callable[..., int] = os.open) -> int:
         if str(path).endswith(".jsonl"):
@@ -487,10 +487,10 @@ async def test_a_chain_that_could_not_begin_begins_later_with_the_salt_that_it_h
     config = config_of(folder, audit={"urls": "digest"})
     with monkeypatch.context() as patch:
         patch.setattr(writer.os, "open", no_room)
-        gate = ScriptedGate(config=config, clock=virtual_clock)
+        gate = ScriptedGate(config=config, clock=clock)
         await gate.__aenter__()
         assert not gate.ready
-    virtual_clock.advance(2.0)
+    clock.advance(2.0)
     await requests(gate, 1)
     await gate.__aexit__()
     assert [line["salt"] for line in read_record("start")] == salts

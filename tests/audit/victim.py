@@ -1,22 +1,18 @@
-"""The victim of test_kill.py: forks a process per round, whose gate grants leases without end.
+"""The victims of test_kill.py (see `tests/forking.py`): gates that grant leases without end.
 
-stdin     one line per round: "<folder> <seed>"
-stdout    "pid <n>", then the URL of each lease that was granted, until "dead"
+stdin     "<folder> <seed>"
+stdout    the URL of each lease that was granted
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 
 from gatekeeper import Config
 from gatekeeper.testing import ScriptedGate
-
-
-def say(text: str) -> None:
-    os.write(1, f"{text}\n".encode())
+from tests.forking import fork_for_each, say
 
 
 async def work(folder: str, rng: random.Random) -> None:
@@ -37,16 +33,10 @@ async def work(folder: str, rng: random.Random) -> None:
                 held.pop(0).end()
 
 
-def main() -> None:
-    for line in sys.stdin:
-        folder, seed = line.split()
-        if (pid := os.fork()) == 0:
-            asyncio.run(work(folder, random.Random(seed)))
-            os._exit(1)
-        say(f"pid {pid}")
-        os.waitpid(pid, 0)
-        say("dead")
+def live(line: str) -> None:
+    folder, seed = line.split()
+    asyncio.run(work(folder, random.Random(seed)))
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each(sys.stdin, live)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli import main
-from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
+from gatekeeper.storage import SqliteStorage
 from tests.processes import PYTHON
+from tests.storage.conftest import record_of
 
 OLD = b"User-agent: *\nDisallow: /old\n"
 NEW = b"User-agent: *\nDisallow: /new\x1b[2J\n"
@@ -26,22 +27,9 @@ async def fill(path: Path) -> None:
     """Store OLD on the 1st and 2nd, NEW on the 4th and 6th, and no file on the 8th."""
     async with SqliteStorage(path) as storage:
         for day, text in ((1, OLD), (2, OLD), (4, NEW), (6, NEW), (8, None)):
-            body, digest = (None, None) if text is None else pack_body(text)
-            storage.put_origin(
-                OriginRecord(
-                    origin="https://a.example",
-                    outcome="rule" if text else "no_file",
-                    state="parsed" if text else "unavailable",
-                    fetched_at=at(day),
-                    soft_expires_at=at(day),
-                    expires_at=at(day),
-                    good_outcome="rule" if text else "no_file",
-                    good_status=200 if text else 404,
-                    good_fetched_at=at(day),
-                    body=body,
-                    body_hash=digest,
-                )
-            )
+            outcome, state = ("rule", "parsed") if text else ("no_file", "unavailable")
+            made = record_of(text=text, at=at(day), outcome=outcome, state=state)
+            storage.put_origin(made)
 
 
 @pytest.fixture

@@ -256,5 +256,5 @@ def test_a_warc_file_whose_path_is_not_utf_8_is_refused(capsys: Capture, tmp_pat
     assert "the path is not UTF-8" in refused(capsys, "fetch", "--warc", path, "http://a.test/")
 
 
-def test_what_is_missing_of_audit_is_what_is_required(capsys: Capture) -> None:
+def test_audit_verify_without_a_folder_names_the_missing_argument(capsys: Capture) -> None:
     assert refused(capsys, "audit", "verify").endswith("arguments are required: DIR")

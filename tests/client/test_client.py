@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,13 @@ from gatekeeper import (
 )
 from gatekeeper.client.connection import SidecarConnection, SidecarResponse, problem
 from gatekeeper.sidecar.security import Tokens
-from tests.conformance.ways import World, decided
+from tests.conformance.ways import World
+from tests.gate_support import decided
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Raw, redirect
 from tests.waiting_support import until
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TOKEN = "s3cr3t" * 8
-
-
-@pytest.fixture
-async def world(virtual_internet: FakeInternet) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        yield World(virtual_internet, stack)
 
 
 def told(status: int, kind: str, **fields: Any) -> SidecarResponse:

@@ -13,7 +13,8 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.client.questions import lifetime
-from tests.conformance.ways import World, decided
+from tests.conformance.ways import World
+from tests.gate_support import decided
 from tests.internet import Hold, Page
 
 NOON = datetime(2026, 11, 20, 12, 0, 15, tzinfo=UTC)  # 45 seconds of its minute are left

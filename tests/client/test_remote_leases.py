@@ -19,7 +19,8 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.client.remote_leases import RemoteLease
-from tests.conformance.ways import World, decided
+from tests.conformance.ways import World
+from tests.gate_support import decided
 from tests.internet import Hold, NeverAnswer, Page, Stall
 from tests.waiting_support import until
 

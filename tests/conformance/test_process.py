@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,7 +12,9 @@ import pytest
 
 from gatekeeper import RemoteGatekeeper, Verdict
 from tests.internet import FakeInternet
-from tests.processes import PYTHON
+from tests.sidecar.conftest import Sidecar, Start, start
+
+__all__ = ["start"]
 
 ROBOTS = "User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n"
 
@@ -21,50 +22,30 @@ ROBOTS = "User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n"
 class Process:
     """`gatekeeper serve` as a process that can be restarted with the same state file."""
 
-    def __init__(self, directory: Path, way: str) -> None:
+    def __init__(self, start: Start, *listen: str) -> None:
+        self._start, self._listen = start, listen
+        self._sidecar: Sidecar
         self.package: Path | None = None
         """Where the package is imported from; None: it is the tree's own."""
-        socket = str(directory / "gate.sock")
-        self._listen = ("--socket", socket) if way == "unix" else ("--port", "0")
-        self._directory = directory
-        self._process: asyncio.subprocess.Process | None = None
         self.where = ""
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            PYTHON,
-            *("-m", "gatekeeper", "serve", *self._listen),
-            *("--user-agent", "examplebot/1.0", "--allow-address", "127.0.0.0/8"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
-                "XDG_STATE_HOME": str(self._directory),
-                **({} if self.package is None else {"PYTHONPATH": str(self.package)}),
-            },
-            cwd=self.package,
-        )
-        assert self._process.stdout is not None
-        said = (await self._process.stdout.readline()).decode().strip()
-        self.where = said.removeprefix("gatekeeper: listening on ")
+        env = {} if self.package is None else {"PYTHONPATH": str(self.package)}
+        words = (*self._listen, "--user-agent", "examplebot/1.0")
+        self._sidecar = await self._start(*words, env=env, cwd=self.package)
+        self.where = self._sidecar.where
 
     async def end(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-        await self._process.wait()
-
-    async def close(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            await self.end(signal.SIGKILL)
+        self._sidecar.tell(number)
+        await self._sidecar.stopped()
 
 
 @pytest.fixture
-async def process(request: pytest.FixtureRequest, socket_folder: Path) -> AsyncIterator[Process]:
-    process = Process(socket_folder, getattr(request, "param", "unix"))
+async def process(request: pytest.FixtureRequest, start: Start, socket_folder: Path) -> Process:
+    tcp = getattr(request, "param", "unix") == "tcp"
+    process = Process(start, *(() if tcp else ("--socket", str(socket_folder / "gate.sock"))))
     await process.start()
-    yield process
-    await process.close()
+    return process
 
 
 @pytest.fixture

@@ -39,9 +39,8 @@ class Crawl:
 
 
 async def test_urls_of_a_queue_come_in_order_at_the_pace_of_their_host(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
-    net = virtual_internet
     net.site("slow.test").robots("User-agent: *\nCrawl-delay: 30\n")
     net.site("quick.test").robots("User-agent: *\nCrawl-delay: 1\n")
     gate = await open_gate(net)
@@ -69,8 +68,7 @@ async def test_urls_of_a_queue_come_in_order_at_the_pace_of_their_host(
     )
 
 
-async def test_a_higher_priority_goes_first(virtual_internet: FakeInternet, open_gate: Any) -> None:
-    net = virtual_internet
+async def test_a_higher_priority_goes_first(net: FakeInternet, open_gate: Any) -> None:
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 5\n")
     gate = await open_gate(net)
 
@@ -88,9 +86,8 @@ async def test_a_higher_priority_goes_first(virtual_internet: FakeInternet, open
 
 
 async def test_a_denied_url_goes_to_on_denied_and_is_done(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(DENYING)
     gate = await open_gate(net)
     denied: list[Decision] = []
@@ -109,10 +106,7 @@ async def test_a_denied_url_goes_to_on_denied_and_is_done(
     assert all(decision.rule is not None and decision.rule.line == 2 for decision in denied)
 
 
-async def test_a_deferred_url_comes_back_at_its_retry_at(
-    virtual_internet: FakeInternet, open_gate: Any
-) -> None:
-    net = virtual_internet
+async def test_a_deferred_url_comes_back_at_its_retry_at(net: FakeInternet, open_gate: Any) -> None:
     net.site("down.test").on("/robots.txt", Page("", status=503), Page("User-agent: *\nAllow: /\n"))
     net.site("up.test").robots("")
     gate = await open_gate(net)
@@ -136,9 +130,8 @@ async def test_a_deferred_url_comes_back_at_its_retry_at(
 
 
 async def test_a_cancelled_get_loses_neither_the_url_nor_its_data_nor_the_lease(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 20\n")
     gate = await open_gate(net)
 
@@ -163,9 +156,8 @@ async def test_a_cancelled_get_loses_neither_the_url_nor_its_data_nor_the_lease(
 
 
 async def test_join_returns_when_every_url_is_done_or_denied(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(DENYING)
     gate = await open_gate(net)
 
@@ -190,11 +182,8 @@ async def test_join_returns_when_every_url_is_done_or_denied(
     await net.drive(crawl(), limit=1e4)
 
 
-async def test_many_hosts_keep_their_own_pace(
-    virtual_internet: FakeInternet, open_gate: Any
-) -> None:
+async def test_many_hosts_keep_their_own_pace(net: FakeInternet, open_gate: Any) -> None:
     """Slow hosts, more than may wait at the same time, delay no fast one."""
-    net = virtual_internet
     for n in range(110):
         net.site(f"s{n}.test").robots("User-agent: *\nCrawl-delay: 600\n")
     net.site("quick.test").robots("User-agent: *\nCrawl-delay: 1\n")
@@ -220,10 +209,9 @@ async def test_many_hosts_keep_their_own_pace(
 
 
 async def test_a_get_of_a_task_that_holds_the_only_host_is_refused_at_once(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
     """Nothing else would end the wait: the message names the wanted URL and the held one."""
-    net = virtual_internet
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 2\n")
     gate = await open_gate(net)
 
@@ -247,9 +235,8 @@ async def test_a_get_of_a_task_that_holds_the_only_host_is_refused_at_once(
 
 
 async def test_a_get_of_a_child_of_the_task_that_holds_the_host_ends_by_own_wait(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("")
     gate = await open_gate(net)
 

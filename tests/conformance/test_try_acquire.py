@@ -50,9 +50,8 @@ async def test_the_file_of_an_unknown_origin_is_fetched_in_the_background(
 
 
 async def test_a_second_lease_is_not_yet_and_tells_when_it_is_due(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n")
     gate = await open_gate(net)
 
@@ -157,10 +156,9 @@ async def test_closing_ends_the_fetches_in_the_background(
 
 
 async def test_an_unknown_address_is_looked_up_in_the_background(
-    virtual_internet: FakeInternet, open_gate: Any
+    net: FakeInternet, open_gate: Any
 ) -> None:
     """With clocks per address a lease needs the host's address; the caller does not wait for it."""
-    net = virtual_internet
     assert isinstance(net.clock, VirtualClock)
     net.site("a.test").robots("")
     net.site("b.test").robots("")

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
+from gatekeeper import Config, Gatekeeper, RemoteGatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.session.middleware import gate_middleware
 from gatekeeper.sidecar.inline import Request
@@ -136,18 +136,6 @@ class World:
         """A server that is not a sidecar, with a fixed answer for one path."""
         self.internet.site("127.0.0.1").on(path, *acts)
         return f"http://127.0.0.1:{self.internet.listener().port()}"
-
-
-def decided(verdict: Verdict, **fields: Any) -> Decision:
-    values: dict[str, Any] = {
-        "verdict": verdict,
-        "reason": Reason.RULE,
-        "url": "https://a.example/x",
-        "origin": "https://a.example",
-        "user_agent": "bot",
-        "state": State.PARSED,
-    }
-    return Decision(**(values | fields))
 
 
 def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:

@@ -37,15 +37,19 @@ def stored(folder: Path, url: str) -> bytes:
     return folder.joinpath(manifest(folder)[url]["file"]).read_bytes()
 
 
-def archived(path: Path) -> list[tuple[str, str, bytes]]:
-    """Return every response in a WARC file as URL, status line and body."""
+def records(path: Path) -> list[tuple[str, bytes, Any]]:
+    """Return every record of a WARC file as its type, its body and itself."""
     with path.open("rb") as file:
         return [
-            (
-                record.rec_headers.get_header("WARC-Target-URI"),
-                record.http_headers.statusline,
-                record.content_stream().read(),
-            )
+            (record.rec_type, record.content_stream().read(), record)
             for record in ArchiveIterator(file, check_digests="raise")
-            if record.rec_type == "response"
         ]
+
+
+def archived(path: Path) -> list[tuple[str, str, bytes]]:
+    """Return every response in a WARC file as URL, status line and body."""
+    return [
+        (record.rec_headers.get_header("WARC-Target-URI"), record.http_headers.statusline, body)
+        for kind, body, record in records(path)
+        if kind == "response"
+    ]

@@ -165,9 +165,8 @@ async def test_a_url_that_failed_every_try_is_tried_again_by_the_next_run(
 
 
 async def test_a_host_that_asks_to_wait_is_asked_again_after_that_time(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     busy = Page(status=429, headers={"Retry-After": "120"})
     site = net.site("a.test").robots(OPEN).on("/x", busy, Page("here"))
     assert await net.drive(fetch(net, "http://a.test/x", output=folder)) == 0
@@ -176,9 +175,8 @@ async def test_a_host_that_asks_to_wait_is_asked_again_after_that_time(
 
 
 async def test_an_unreachable_file_is_waited_for_no_longer_than_asked(
-    virtual_internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
+    net: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(Page(status=500)).page("/x")
     net.site("b.test").robots(OPEN).page("/y")
     run = fetch(net, "http://a.test/x", "http://b.test/y", output=folder, max_wait=600.0)
@@ -190,9 +188,8 @@ async def test_an_unreachable_file_is_waited_for_no_longer_than_asked(
 
 
 async def test_an_unreachable_file_that_comes_back_in_time_is_used(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").on(ROBOTS, Page(status=500), Page(OPEN)).page("/x")
     assert await net.drive(fetch(net, "http://a.test/x", output=folder)) == 0
     assert site.paths == [ROBOTS, ROBOTS, "/x"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,15 @@ PACED = Config(
 )
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(wall=1_790_000_000.0)
-
-
-@pytest.fixture
-async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
-    async with FakeInternet(clock=clock) as net:
-        yield net
-
-
-def living(internet: FakeInternet, count: int, pages: int) -> list[str]:
+def living(net: FakeInternet, count: int, pages: int) -> list[str]:
     """Return URLs of hosts that answer, alternating between the hosts."""
     for number in range(count):
-        internet.site(f"up{number}.test").robots("").otherwise("page")
+        net.site(f"up{number}.test").robots("").otherwise("page")
     return [f"http://up{host}.test/{page}" for page in range(pages) for host in range(count)]
 
 
 async def pages_within(
-    internet: FakeInternet,
+    net: FakeInternet,
     folder: Path,
     urls: list[str],
     wanted: int,
@@ -49,70 +38,70 @@ async def pages_within(
     concurrency: int = 100,
 ) -> float:
     """Return the seconds until that many pages were fetched; then the crawl is cancelled."""
-    began = internet.clock.monotonic()
+    began = net.clock.monotonic()
     folder.mkdir()
     listed = folder / "urls"
     listed.write_text("\n".join(urls))
-    crawl = fetch(internet, config=PACED, input=str(listed), concurrency=concurrency, grace=0.1)
+    crawl = fetch(net, config=PACED, input=str(listed), concurrency=concurrency, grace=0.1)
     run = asyncio.create_task(crawl)
     try:
-        while internet.clock.monotonic() - began < seconds:
-            pages = sum(request.path != ROBOTS for request in internet.requests)
+        while net.clock.monotonic() - began < seconds:
+            pages = sum(request.path != ROBOTS for request in net.requests)
             if pages >= wanted:
                 break
-            await internet.clock.sleep(0.1)
+            await net.clock.sleep(0.1)
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
-    return internet.clock.monotonic() - began
+    return net.clock.monotonic() - began
 
 
 @pytest.mark.parametrize("sites", ["one", "many"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_forty_dead_hosts_at_the_front_do_not_delay_eighty_living_ones(
-    internet: FakeInternet, dials: Dials, tmp_path: Path, kind: str, sites: str
+    net: FakeInternet, dials: Dials, tmp_path: Path, kind: str, sites: str
 ) -> None:
-    up = living(internet, 80, 1)
-    down = [f"http://{name}/" for name in dead_hosts(internet, kind, 40, sites=sites)]
-    took = await internet.drive(pages_within(internet, tmp_path / "out", down + up, 80, 60.0))
+    up = living(net, 80, 1)
+    down = [f"http://{name}/" for name in dead_hosts(net, kind, 40, sites=sites)]
+    took = await net.drive(pages_within(net, tmp_path / "out", down + up, 80, 60.0))
     assert took <= 3.0
-    assert {request.url for request in internet.requests} >= set(up)
+    assert {request.url for request in net.requests} >= set(up)
 
 
 @pytest.mark.parametrize("kind", ["refused", "silent", "dns silent"])
 async def test_a_host_that_answers_keeps_its_pace_among_two_thousand_dead_ones(
-    internet: FakeInternet,
+    net: FakeInternet,
     dials: Dials,
     tmp_path: Path,
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gatekeeper.fetching.limits.within_open_files", lambda wanted: wanted)
-    up = living(internet, 3, 60)
-    alone = await internet.drive(pages_within(internet, tmp_path / "a", up, 180, 60.0))
+    up = living(net, 3, 60)
+    alone = await net.drive(pages_within(net, tmp_path / "a", up, 180, 60.0))
     assert alone <= 13.0
-    internet.requests.clear()
-    down = [f"http://{name}/" for name in dead_hosts(internet, kind, 2000)]
-    beside = await internet.drive(pages_within(internet, tmp_path / "b", down + up, 180, 60.0))
+    net.requests.clear()
+    down = [f"http://{name}/" for name in dead_hosts(net, kind, 2000)]
+    beside = await net.drive(pages_within(net, tmp_path / "b", down + up, 180, 60.0))
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
 
 
 async def test_hosts_that_die_after_their_robots_txt_do_not_slow_living_hosts(
-    internet: FakeInternet, dials: Dials, tmp_path: Path
+    net: FakeInternet, dials: Dials, tmp_path: Path
 ) -> None:
-    up = living(internet, 5, 60)
-    run = pages_within(internet, tmp_path / "a", up, 300, 60.0, concurrency=20)
-    alone = await internet.drive(run)
-    internet.requests.clear()
-    down = [f"http://{name}/" for name in dying_hosts(internet, dials, 200)]
-    run = pages_within(internet, tmp_path / "b", down + up, 300, 60.0, concurrency=20)
-    beside = await internet.drive(run)
-    assert sum(request.path == ROBOTS for request in internet.requests) == 205
+    up = living(net, 5, 60)
+    run = pages_within(net, tmp_path / "a", up, 300, 60.0, concurrency=20)
+    alone = await net.drive(run)
+    net.requests.clear()
+    down = [f"http://{name}/" for name in dying_hosts(net, dials, 200)]
+    run = pages_within(net, tmp_path / "b", down + up, 300, 60.0, concurrency=20)
+    beside = await net.drive(run)
+    assert sum(request.path == ROBOTS for request in net.requests) == 205
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
 
 
 async def test_an_additional_worker_does_not_inherit_the_lease_of_another(
-    internet: FakeInternet,
+    net: FakeInternet,
     clock: VirtualClock,
     dials: Dials,
     tmp_path: Path,
@@ -125,12 +114,12 @@ async def test_an_additional_worker_does_not_inherit_the_lease_of_another(
         return call_at(when, copy_context().run, callback, *args)  # as a loop's own timers do
 
     monkeypatch.setattr(clock, "call_at", in_context)
-    (name,) = dying_hosts(internet, dials, 1)
+    (name,) = dying_hosts(net, dials, 1)
     pacing = PacingConfig(default_interval=0.2, own_wait=1.0)
     config = Config(guard=PACED.guard, pacing=pacing)
     urls = [f"http://{name}/{page}" for page in range(3)]
     output = tmp_path / "out"
-    run = fetch(internet, *urls, config=config, output=output, concurrency=1, tries=1)
-    assert await internet.drive(run) == 1
+    run = fetch(net, *urls, config=config, output=output, concurrency=1, tries=1)
+    assert await net.drive(run) == 1
     assert {entry["outcome"] for entry in manifest(tmp_path / "out").values()} == {"failed"}
     assert manifest(tmp_path / "out").keys() == set(urls)

@@ -50,9 +50,8 @@ def without_sockets(monkeypatch: pytest.MonkeyPatch, times: float) -> Failing:
 
 @pytest.mark.parametrize("body", ["here", LARGE])
 async def test_a_page_waits_for_a_descriptor_for_its_file(
-    virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, body: str
+    net: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots(OPEN).page("/x", body)
     failing = Failing(manifests.create_file, 4)
     monkeypatch.setattr(manifests, "create_file", failing)
@@ -75,9 +74,8 @@ async def test_a_large_page_waits_for_a_descriptor_for_its_record(
 
 
 async def test_a_request_that_found_no_descriptor_does_not_count_as_a_try(
-    virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
+    net: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots(OPEN).on("/x", Page("here"))
     assert await net.drive(fetch(net, "http://a.test/y", output=folder)) == 0  # reads robots.txt
     failing = without_sockets(monkeypatch, 12)
@@ -90,9 +88,8 @@ async def test_a_request_that_found_no_descriptor_does_not_count_as_a_try(
 
 @pytest.mark.parametrize("missing", ["file", "socket"])
 async def test_a_lasting_shortage_of_descriptors_ends_the_crawl_with_one_line(
-    virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+    net: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(OPEN).page("/x").page("/y")
     assert await net.drive(fetch(net, "http://a.test/y", output=folder)) == 0
     if missing == "file":

@@ -33,9 +33,8 @@ async def said(net: FakeInternet, *urls: str, **job: Any) -> list[str]:
 
 
 async def test_a_host_that_refuses_is_named_once_however_many_urls_wait_for_it(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.refusing("a.test")
     lines = await net.drive(said(net, "http://a.test/1", "http://a.test/2", max_wait=3.0))
     assert len(lines) == 1
@@ -59,9 +58,8 @@ async def test_a_lost_fleet_store_is_shown_as_what_holds_every_host_up(
 
 
 async def test_a_host_held_up_by_a_429_is_shown_with_its_retry_after(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(OPEN).on("/x", BUSY)
     lines = await net.drive(said(net, "http://a.test/x"))
     assert lines[0].startswith("waiting for http://a.test: 429, Retry-After 5; again at 20")
@@ -70,18 +68,16 @@ async def test_a_host_held_up_by_a_429_is_shown_with_its_retry_after(
 
 
 async def test_a_host_with_a_long_crawl_delay_is_not_shown_as_held_up(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 60\n").page("/1").page("/2")
     lines = await net.drive(said(net, "http://a.test/1", "http://a.test/2"))
     assert [line.split()[0] for line in lines] == ["200", "200"]
 
 
 async def test_the_summary_lists_a_page_answered_429_as_unfinished(
-    virtual_internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
+    net: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = virtual_internet
     busy = Page(status=429, headers={"Retry-After": "3600"})
     net.site("a.test").robots(OPEN).on("/x", busy)
     assert await net.drive(fetch(net, "http://a.test/x", output=folder, max_wait=3.0)) == 1
@@ -95,9 +91,8 @@ async def test_the_summary_lists_a_page_answered_429_as_unfinished(
 
 
 async def test_a_crawl_delay_longer_than_max_wait_is_named_in_the_summary(
-    virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+    net: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 60\n").page("/1").page("/2")
     await net.drive(fetch(net, "http://a.test/1", "http://a.test/2", max_wait=3.0))
     out = capsys.readouterr().out
@@ -106,9 +101,8 @@ async def test_a_crawl_delay_longer_than_max_wait_is_named_in_the_summary(
 
 
 async def test_json_entries_go_to_stdout_and_the_summary_to_the_last_line_of_stderr(
-    virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+    net: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = virtual_internet
     net.refusing("a.test")
     net.site("b.test").robots(OPEN).page("/x", "hello")
     urls = ("http://a.test/1", "http://a.test/2", "http://b.test/x")
@@ -177,8 +171,7 @@ def test_a_thousand_hosts_are_not_named_one_by_one() -> None:
     assert lines[-1] == "waiting for more hosts, which are not listed"
 
 
-async def test_the_display_says_how_far_a_host_is_slowed(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_the_display_says_how_far_a_host_is_slowed(net: FakeInternet) -> None:
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 4\n").on("/0", BUSY)
     urls = [f"http://a.test/{number}" for number in range(4)]
     for number in range(1, 4):

@@ -27,9 +27,8 @@ async def test_a_redirect_is_followed_and_the_page_noted_once(
 
 
 async def test_a_redirect_within_one_host_waits_for_a_lease_of_its_own(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n")
     site.on("/old", redirect("/new")).page("/new")
     await net.drive(fetch(net, "http://a.test/old", output=folder))
@@ -113,9 +112,8 @@ async def test_a_redirect_to_a_page_that_fails_fails_and_both_are_tried_by_the_n
 
 
 async def test_a_redirect_is_not_done_when_the_crawl_stops_before_its_page(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(OPEN).on("/a", redirect("http://b.test/2"))
     slow = net.site("b.test").robots("User-agent: *\nCrawl-delay: 300\n").page("/1").page("/2")
     urls = ("http://b.test/1", "http://b.test/2", A)

@@ -109,9 +109,8 @@ async def test_a_url_whose_line_was_torn_is_fetched_again(
 
 
 async def test_the_interval_of_a_host_holds_across_two_runs(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 60\n").page("/1").page("/2")
     await net.drive(fetch(net, "http://a.test/1", output=folder))
     await net.drive(fetch(net, "http://a.test/2", output=folder))
@@ -138,9 +137,8 @@ async def test_ctrl_c_lets_running_requests_end_and_the_next_run_goes_on(
 
 
 async def test_requests_that_do_not_end_are_cancelled_after_the_grace_period(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     hold = Hold(Page("slow"))
     net.site("a.test").robots(OPEN).on("/slow", hold)
     started = asyncio.create_task(
@@ -198,9 +196,8 @@ def test_a_third_ctrl_c_during_the_clean_up_ends_like_the_second() -> None:
 
 
 async def test_a_page_that_only_asks_to_wait_fails_and_is_tried_by_the_next_run(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     busy = Page("busy", status=503)
     site = net.site("a.test").robots(OPEN).on("/x", busy, busy, Page("here"))
     run = fetch(net, "http://a.test/x", output=folder, tries=2)
@@ -279,9 +276,8 @@ def pages_of(site: Site) -> list[str]:
 
 
 async def test_a_url_that_failed_is_tried_again_after_the_others_of_its_host(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots(OPEN).on("/bad", Reset()).on("/busy", Page(status=503))
     paths = ["/bad", "/busy", *(f"/{number}" for number in range(5))]
     for path in paths[2:]:
@@ -319,10 +315,9 @@ async def test_urls_that_failed_in_an_earlier_run_come_after_untried_ones(
 
 
 async def test_pages_that_always_fail_do_not_slow_their_host(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
     """They slowed each other: the errors in a row of the last tries were stored."""
-    net = virtual_internet
     site = net.site("a.test").robots(OPEN)
     bad, good = [f"/bad{n}" for n in range(3)], [f"/{n}" for n in range(6)]
     for path in bad:
@@ -347,9 +342,8 @@ async def test_pages_that_always_fail_do_not_slow_their_host(
 
 
 async def test_a_later_run_with_the_same_result_writes_no_second_line(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     busy, here = Page(status=503), Page("here")
     site = net.site("a.test").robots(OPEN).on("/bad", Reset()).on("/x", busy, busy, busy, here)
     urls = [

@@ -24,9 +24,8 @@ def listing(net: FakeInternet, *paths: str, rules: str = "") -> Site:
 
 
 async def test_listed_pages_are_fetched_after_the_given_ones(
-    virtual_internet: FakeInternet, folder: Path
+    net: FakeInternet, folder: Path
 ) -> None:
-    net = virtual_internet
     listing(net, "/s.xml").page("/given", "given")
     sitemaps = ("http://a.test",)
     work = fetch(net, "http://a.test/given", OLD, sitemaps=sitemaps, output=folder)
@@ -39,10 +38,7 @@ async def test_listed_pages_are_fetched_after_the_given_ones(
     assert [one.target for one in net.requests[before:]] in (["/s.xml"], ["/robots.txt", "/s.xml"])
 
 
-async def test_only_pages_that_changed_since_are_fetched(
-    virtual_internet: FakeInternet, folder: Path
-) -> None:
-    net = virtual_internet
+async def test_only_pages_that_changed_since_are_fetched(net: FakeInternet, folder: Path) -> None:
     site = listing(net, "/s.xml")
     since = datetime(2026, 11, 1, tzinfo=UTC)
     work = fetch(net, sitemaps=("http://a.test",), since=since, output=folder)
@@ -52,9 +48,8 @@ async def test_only_pages_that_changed_since_are_fetched(
 
 
 async def test_a_sitemap_that_was_not_read_is_no_success(
-    virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+    net: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = virtual_internet
     listing(net, "/private/t.xml", "/gone.xml", "/s.xml")
     net.site("b.test").robots(Page("", status=503))
     net.site("c.test").robots("")
@@ -78,9 +73,8 @@ async def test_a_sitemap_that_was_not_read_is_no_success(
 
 
 async def test_sitemaps_that_are_not_read_within_max_wait_are_given_up(
-    virtual_internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+    net: FakeInternet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = virtual_internet
     site = listing(net, "/s.xml", rules="Crawl-delay: 5000\n")
     net.site("b.test").robots("Sitemap: http://b.test/t\n").page("/t", "http://b.test/x").page("/x")
     work = fetch(net, sitemaps=("http://a.test", "http://b.test"), max_wait=60.0)

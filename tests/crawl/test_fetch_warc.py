@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
-from warcio.archiveiterator import ArchiveIterator
 
 from gatekeeper.config import AuditConfig, HostRule, StorageConfig
 from gatekeeper.errors import ConfigError
-from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, archived, fetch, manifest
+from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, archived, fetch, manifest, records
 from tests.internet import FakeInternet, Page, Raw
 
 NAMES = pytest.mark.parametrize("name", ["p.warc", "p.warc.gz"])
@@ -25,14 +24,10 @@ async def test_a_warc_file_holds_what_was_sent(internet: FakeInternet, tmp_path:
     path = tmp_path / "pages.warc.gz"
     assert await fetch(internet, "http://a.test/x", warc=path) == 0
     assert site.requests[-1].headers["Accept-Encoding"] == "identity"
-    with path.open("rb") as file:
-        found = [
-            (record.rec_type, record.rec_headers.get_header("WARC-Target-URI"),
-             record.rec_headers.get_header("WARC-IP-Address"), record.content_stream().read())
-            for record in ArchiveIterator(file, check_digests="raise")
-        ]  # fmt: skip
-    assert found[1] == ("response", "http://a.test/x", "127.0.0.1", b"hello")
-    assert found[2][0] == "request"
+    (_, (kind, body, page), (other, _, _), *_) = records(path)
+    assert (kind, body, other) == ("response", b"hello", "request")
+    assert page.rec_headers.get_header("WARC-Target-URI") == "http://a.test/x"
+    assert page.rec_headers.get_header("WARC-IP-Address") == "127.0.0.1"
 
 
 async def test_a_warc_file_goes_on_where_it_stopped(internet: FakeInternet, tmp_path: Path) -> None:
@@ -41,13 +36,7 @@ async def test_a_warc_file_goes_on_where_it_stopped(internet: FakeInternet, tmp_
     await fetch(internet, "http://a.test/1", warc=path)
     await fetch(internet, "http://a.test/1", "http://a.test/2", warc=path)
     assert [path for path in site.paths if path != ROBOTS] == ["/1", "/2"]
-    with path.open("rb") as file:
-        bodies = [
-            record.content_stream().read()
-            for record in ArchiveIterator(file)
-            if record.rec_type == "response"
-        ]
-    assert bodies == [b"one", b"two"]
+    assert [body for _, _, body in archived(path)] == [b"one", b"two"]
 
 
 # -- what else was answered
@@ -76,10 +65,7 @@ async def test_a_redirect_whose_body_breaks_off_is_followed_all_the_same(
     assert b"WARC-Truncated: disconnect" in path.read_bytes()
 
 
-async def test_a_warc_file_holds_429_answers(
-    virtual_internet: FakeInternet, tmp_path: Path
-) -> None:
-    net = virtual_internet
+async def test_a_warc_file_holds_429_answers(net: FakeInternet, tmp_path: Path) -> None:
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429), Page("not yet", status=503))
     path = tmp_path / "p.warc"
@@ -89,9 +75,8 @@ async def test_a_warc_file_holds_429_answers(
 
 
 async def test_a_record_without_a_line_in_the_manifest_stays_in_the_warc_file(
-    virtual_internet: FakeInternet, tmp_path: Path
+    net: FakeInternet, tmp_path: Path
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429, headers={"Retry-After": "3600"}), Page("here"))
     path = tmp_path / "p.warc"
@@ -103,10 +88,7 @@ async def test_a_record_without_a_line_in_the_manifest_stays_in_the_warc_file(
 # -- across runs
 
 
-async def test_a_block_outlives_a_run_that_has_no_folder(
-    virtual_internet: FakeInternet, tmp_path: Path
-) -> None:
-    net = virtual_internet
+async def test_a_block_outlives_a_run_that_has_no_folder(net: FakeInternet, tmp_path: Path) -> None:
     site = net.site("a.test").robots(OPEN)
     site.on("/x", Page("no", status=429, headers={"Retry-After": "3600"}))
     for _ in range(2):
@@ -199,15 +181,14 @@ class Told(NamedTuple):
 def told(path: Path, *kinds: str) -> list[Told]:
     """Return the records of these kinds."""
     found = []
-    with path.open("rb") as file:
-        for record in ArchiveIterator(file, check_digests="raise"):
-            get, text = record.rec_headers.get_header, record.content_stream().read().decode()
+    for kind, body, record in records(path):
+        if kind in kinds:
+            get, text = record.rec_headers.get_header, body.decode()
             is_fields = get("Content-Type") == "application/warc-fields"
             lines = [line.split(": ", 1) for line in text.splitlines()] if is_fields else []
             names = "WARC-Record-ID", "WARC-Refers-To", "WARC-Concurrent-To"
-            url = get("WARC-Target-URI")
-            found.append(Told(record.rec_type, url, text, dict(lines), *map(get, names)))
-    return [one for one in found if one.kind in kinds]
+            found.append(Told(kind, get("WARC-Target-URI"), text, dict(lines), *map(get, names)))
+    return found
 
 
 def sha256(text: str) -> str:

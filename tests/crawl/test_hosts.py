@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,9 @@ from gatekeeper import urls
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.crawl.progress import Holdup, WaitingHosts
-from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import ClockView
 from gatekeeper.robots.timing import RobotsInterval
+from tests.pacing_support import scheduler_on
 
 
 class Gate:
@@ -123,7 +122,7 @@ async def test_a_deferred_origin_does_not_defer_another_origin_of_its_host() -> 
 async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_nothing() -> None:
     clock = VirtualClock()
     config = Config(pacing=PacingConfig(max_pages_per_day=2, default_interval=0.0))
-    scheduler = Scheduler(config, clock=clock, rng=random.Random(1))
+    scheduler = scheduler_on(clock, config)
     await scheduler.open()
     gate = Gate(clock)
     for left in (0.0, 86_400.0):

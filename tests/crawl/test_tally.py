@@ -20,8 +20,8 @@ from gatekeeper.crawl.progress import (
     line_of,
     watcher,
 )
-from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.robots import Rule
+from tests.gate_support import decided
 
 AT = datetime(2027, 1, 2, tzinfo=UTC)
 
@@ -37,14 +37,7 @@ def failed(url: str, error: str) -> Entry:
 
 def denied(url: str, line: int, text: str) -> Entry:
     rule = Rule(line=line, field="disallow", value="", text=text)
-    decision = Decision(
-        verdict=Verdict.DENY,
-        reason=Reason.RULE,
-        url=url,
-        origin="https://a.test",
-        user_agent="bot",
-        rule=rule,
-    )
+    decision = decided(url=url, origin="https://a.test", rule=rule)
     return Entry(url=url, outcome=Result.DENIED, at=AT, decision=decision)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from multidict import CIMultiDict
-from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
 from gatekeeper.crawl.manifest import WarcPlace
 from gatekeeper.crawl.output import Warc
 from gatekeeper.errors import ConfigError, StorageError
+from tests.crawl.crawling import records
 
 SOFTWARE = "gatekeeper/0.9"
 
@@ -45,14 +45,6 @@ def write(warc: Warc, text: bytes, *, cut: str | None = None, **headers: str) ->
 def received(content: io.BytesIO, size: int, cut: str | None = None) -> Any:
     """Return a body with the attributes of a crawl's."""
     return SimpleNamespace(open=lambda: content, size=size, cut=cut)
-
-
-def records(path: Path) -> list[tuple[str, bytes, Any]]:
-    with path.open("rb") as file:
-        return [
-            (record.rec_type, record.content_stream().read(), record)
-            for record in ArchiveIterator(file, check_digests="raise")
-        ]
 
 
 @pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])

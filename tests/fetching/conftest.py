@@ -9,14 +9,28 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.fetching.allowed_addresses import Guard
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Retrieval, Validators
 from gatekeeper.session import guarded_connector
 from gatekeeper.urls import Target
+from tests.fetching.host_leases import HostLeases
 from tests.internet import FakeInternet
+
+
+def fetcher_on(
+    session: aiohttp.ClientSession, clock: Clock, config: Config | None = None, **more: Any
+) -> Fetcher:
+    """A fetcher over a session, which may ask a host once a second."""
+    return Fetcher(
+        session,
+        user_agent="testbot/1.0",
+        config=config or Config(),
+        clock=clock,
+        **{"acquire": HostLeases(clock, 1.0)} | more,
+    )
 
 
 class Asker:
@@ -81,8 +95,3 @@ class Asker:
 def ask(virtual_internet: FakeInternet) -> Asker:
     """`await ask(origin)` makes one retrieval on the virtual internet."""
     return Asker(virtual_internet)
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()

@@ -249,7 +249,7 @@ def test_every_bad_port_is_a_port_number() -> None:
         ("example.com", False),
     ],
 )
-def test_names_of_the_inner_network(name: str, inner: bool) -> None:
+def test_names_of_inner_networks_are_told_from_public_ones(name: str, inner: bool) -> None:
     assert is_inner_name(name) is inner
 
 

@@ -254,7 +254,7 @@ async def test_after_closing_no_fetch_begins() -> None:
         assert it.directory.stats().in_flight == 0
 
 
-async def test_peek_never_asks() -> None:
+async def test_peek_asks_the_source_for_nothing() -> None:
     async with house() as it:
         assert it.directory.peek(ORIGIN) is None
         assert it.source.asked == []

@@ -14,12 +14,9 @@ import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import Config
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators, next_try
 from gatekeeper.urls import Target
-from tests.fetching.conftest import Asker
-from tests.fetching.host_leases import HostLeases
+from tests.fetching.conftest import Asker, fetcher_on
 from tests.internet import (
     Bomb,
     BrokenChunk,
@@ -42,11 +39,6 @@ from tests.internet import (
 
 A = "http://a.test"
 RULES = "User-agent: *\nDisallow: /private\n"
-
-
-@pytest.fixture
-def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
 
 
 async def test_a_file_is_fetched_as_the_specification_says(net: FakeInternet, ask: Asker) -> None:
@@ -792,11 +784,4 @@ async def test_a_cancelled_retrieval_leaves_no_connection(net: FakeInternet, ask
 async def test_a_closed_session_is_no_failure_of_the_site(net: FakeInternet, ask: Asker) -> None:
     session = net.session()
     await session.close()
-    fetcher = Fetcher(
-        session,
-        user_agent="x",
-        config=Config(),
-        clock=net.clock,
-        acquire=HostLeases(net.clock, 1.0),
-    )
-    assert (await fetcher.fetch(A)).outcome is Outcome.OURS
+    assert (await fetcher_on(session, net.clock).fetch(A)).outcome is Outcome.OURS

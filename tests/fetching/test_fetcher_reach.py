@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from tests.fetching.host_leases import HostLeases
+from tests.fetching.conftest import fetcher_on
 from tests.internet import Fail, FakeInternet
 from tests.politeness.dead import Dials
-
-
-@pytest.fixture
-def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
-
-
-@pytest.fixture
-def dials(net: FakeInternet) -> Iterator[Dials]:
-    clock = net.clock
-    assert isinstance(clock, VirtualClock)
-    with Dials.caught(clock) as dials:
-        yield dials
 
 
 @asynccontextmanager
@@ -35,16 +21,7 @@ async def fetching(
     net: FakeInternet, **session: Any
 ) -> AsyncIterator[tuple[Fetcher, aiohttp.ClientSession]]:
     async with net.session(**session) as lent:
-        yield (
-            Fetcher(
-                lent,
-                user_agent="testbot/1.0",
-                config=Config(),
-                clock=net.clock,
-                acquire=HostLeases(net.clock, 1.0),
-            ),
-            lent,
-        )
+        yield fetcher_on(lent, net.clock), lent
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -8,34 +8,21 @@ import gc
 import aiohttp
 import pytest
 
-from gatekeeper.config import Config
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome
-from tests.fetching.host_leases import HostLeases
+from tests.fetching.conftest import fetcher_on
 from tests.internet import FakeInternet, Page
 
 RULES = "User-agent: *\nDisallow: /private\n"
 
 
-def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
-    return Fetcher(
-        session,
-        user_agent="testbot",
-        config=Config(),
-        clock=net.clock,
-        acquire=HostLeases(net.clock, 1.0),
-    )
-
-
 async def test_a_place_in_the_connection_pool_is_waited_for_outside_of_network_time(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     for name in ("a.test", "b.test"):
         net.site(name).robots(Page(RULES, delay=12.0))
     connector = aiohttp.TCPConnector(resolver=net.resolver, limit=1)
     async with aiohttp.ClientSession(connector=connector) as lent:
-        fetcher = fetcher_of(net, lent)
+        fetcher = fetcher_on(lent, net.clock)
         both = asyncio.gather(fetcher.fetch("http://a.test"), fetcher.fetch("http://b.test"))
         first, second = await net.drive(both, limit=3600.0)
     # The second one waited for longer than a connection may take.
@@ -45,14 +32,13 @@ async def test_a_place_in_the_connection_pool_is_waited_for_outside_of_network_t
 
 
 async def test_a_fetcher_leaves_no_session_behind_that_aiohttp_would_complain_of(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(RULES)
     connector = aiohttp.TCPConnector(resolver=net.resolver)
     # The connector outlives both: closing the caller's session does not close it.
     async with aiohttp.ClientSession(connector=connector, connector_owner=False) as lent:
-        fetcher = fetcher_of(net, lent)
+        fetcher = fetcher_on(lent, net.clock)
         assert (await net.drive(fetcher.fetch("http://a.test"))).outcome is Outcome.RULES
         del fetcher
         gc.collect()
@@ -62,13 +48,12 @@ async def test_a_fetcher_leaves_no_session_behind_that_aiohttp_would_complain_of
 
 
 async def test_a_connection_is_used_again_from_one_retrieval_to_the_next(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(RULES)
     connector = aiohttp.TCPConnector(resolver=net.resolver, limit=0)
     async with aiohttp.ClientSession(connector=connector) as lent:
-        fetcher = fetcher_of(net, lent)
+        fetcher = fetcher_on(lent, net.clock)
         for _ in range(3):
             got = await net.drive(fetcher.fetch("http://a.test"), limit=3600.0)
             assert got.outcome is Outcome.RULES

@@ -14,10 +14,9 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, FetchConfig
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import SystemResolver, system_resolver
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from tests.fetching.host_leases import HostLeases
+from tests.fetching.conftest import fetcher_on
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 
@@ -122,13 +121,7 @@ async def test_the_wait_for_a_look_up_thread_is_not_connect_time(names: NameServ
     resolver = SystemResolver(threads=1, reserved=1)
     connector = aiohttp.TCPConnector(resolver=resolver)
     async with aiohttp.ClientSession(connector=connector) as session:
-        fetcher = Fetcher(
-            session,
-            user_agent="examplebot/1.0",
-            config=Config(fetch=FetchConfig(connect_timeout=10.0)),
-            clock=clock,
-            acquire=HostLeases(clock, 1.0),
-        )
+        fetcher = fetcher_on(session, clock, Config(fetch=FetchConfig(connect_timeout=10.0)))
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))
         await names.until(lambda: names.asked)
         waiting = asyncio.create_task(fetcher.fetch("http://gone.test"))

@@ -205,7 +205,7 @@ async def test_a_refusal_is_recognised_though_the_errors_were_merged(
         await assert_refused(session, "http://r.test/")
 
 
-async def test_where_one_address_was_dialled_its_failure_is_no_refusal(
+async def test_a_failed_dial_beside_refused_addresses_is_no_refusal(
     world: FakeInternet,
 ) -> None:
     world.refusing("dead.test")
@@ -244,7 +244,7 @@ async def test_of_mixed_answers_only_the_public_is_dialled(
 
 
 @happy_eyeballs
-async def test_only_refused_answers_is_a_refusal(world: FakeInternet, delay) -> None:
+async def test_a_name_with_refused_addresses_alone_is_refused(world: FakeInternet, delay) -> None:
     world.dns("bad.test", ["10.0.0.1", "::1", INNER])
     async with guarded(world, delay) as session:
         await assert_refused(session, "http://bad.test/")

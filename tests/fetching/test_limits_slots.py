@@ -16,7 +16,7 @@ async def _hold(slots: Slots, until: asyncio.Event) -> None:
         await until.wait()
 
 
-async def test_slots_are_bounded() -> None:
+async def test_no_more_slots_are_taken_than_there_are() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 2)
     done = asyncio.Event()

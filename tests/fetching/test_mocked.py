@@ -7,24 +7,17 @@ import pytest
 from aioresponses import aioresponses as Mocked
 
 from gatekeeper.clock import SystemClock
-from gatekeeper.config import Config
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from tests.fetching.conftest import fetcher_on
 from tests.fetching.host_leases import HostLeases
 
 URL = "https://a.test/robots.txt"
 
 
 async def fetch() -> Retrieval:
-    config = Config.from_dict({"pacing": {"default_interval": 0}})
     async with aiohttp.ClientSession() as session:
-        fetcher = Fetcher(
-            session,
-            user_agent="bot",
-            config=config,
-            clock=SystemClock(),
-            acquire=HostLeases(SystemClock(), 0.05),
-        )
+        clock = SystemClock()
+        fetcher = fetcher_on(session, clock, acquire=HostLeases(clock, 0.05))
         return await fetcher.fetch("https://a.test")
 
 

@@ -21,8 +21,7 @@ def rules(path: str) -> str:
 # -- T13: the key is scheme, host and port
 
 
-async def test_t13_scheme_and_port_have_files_of_their_own(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_t13_scheme_and_port_have_files_of_their_own(net: FakeInternet) -> None:
     files = {
         "http://a.test": "/plain",
         "https://a.test": "/secure",
@@ -71,9 +70,8 @@ def test_t13_a_url_that_two_parsers_read_differently_is_refused(spelt: str) -> N
 
 
 async def test_t13_an_outage_at_one_port_does_not_affect_another(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("http://a.test").robots(OPEN)
     net.site("http://a.test:8080").robots(Page("", status=503))
     async with directory_on(net) as directory:
@@ -86,9 +84,8 @@ async def test_t13_an_outage_at_one_port_does_not_affect_another(
 
 
 async def test_t14_a_redirected_file_decides_for_its_origin_and_names_the_hops(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect("http://b.test/theirs"))
     net.site("b.test").on("/theirs", redirect("/elsewhere")).on("/elsewhere", rules("/no"))
     async with directory_on(net) as directory:
@@ -102,9 +99,8 @@ async def test_t14_a_redirected_file_decides_for_its_origin_and_names_the_hops(
     "where", ["/theirs", "/robots.txt?from=a", "/ROBOTS.TXT", "//robots.txt", "/x/robots.txt"]
 )
 async def test_t14_a_redirect_to_another_path_of_b_does_not_decide_for_b(
-    virtual_internet: FakeInternet, where: str
+    net: FakeInternet, where: str
 ) -> None:
-    net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect(f"http://b.test{where}"))
     b = net.site("b.test").robots(SHUT).on(where, OPEN)
     async with directory_on(net) as directory:
@@ -117,10 +113,9 @@ async def test_t14_a_redirect_to_another_path_of_b_does_not_decide_for_b(
 
 
 async def test_t14_a_redirect_to_the_robots_txt_of_b_fills_the_record_of_b_in_that_scheme(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
     """A redirect that ends at exactly B's /robots.txt has fetched B's file as well."""
-    net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect("https://b.test/robots.txt"))
     net.site("https://b.test").robots(OPEN)
     async with directory_on(net) as directory:
@@ -131,8 +126,7 @@ async def test_t14_a_redirect_to_the_robots_txt_of_b_fills_the_record_of_b_in_th
         assert directory.peek("http://b.test") is None
 
 
-async def test_t14_an_intermediate_hop_gets_no_record(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_t14_an_intermediate_hop_gets_no_record(net: FakeInternet) -> None:
     net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
     net.site("b.test").on("/robots.txt", redirect("http://c.test/robots.txt"))
     net.site("c.test").robots(OPEN)
@@ -143,9 +137,8 @@ async def test_t14_an_intermediate_hop_gets_no_record(virtual_internet: FakeInte
 
 
 async def test_t14_an_error_met_by_a_redirect_to_b_is_no_outage_of_b(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
     net.site("b.test").on("/robots.txt", Page("", status=503), Page(OPEN))
     async with directory_on(net) as directory:

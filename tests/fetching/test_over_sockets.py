@@ -16,9 +16,9 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.directory import Directory
-from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.storage import SqliteStorage
 from gatekeeper.storage.base import Storage
+from tests.fetching.conftest import fetcher_on
 from tests.fetching.directories import DAY
 from tests.fetching.host_leases import HostLeases
 from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
@@ -32,11 +32,10 @@ async def directory_on(
 ) -> AsyncIterator[Directory]:
     config = Config.from_dict(sections)
     async with net.session() as session:
-        fetcher = Fetcher(
+        fetcher = fetcher_on(
             session,
-            user_agent="testbot/1.0",
-            config=config,
-            clock=net.clock,
+            net.clock,
+            config,
             acquire=HostLeases(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
@@ -50,8 +49,7 @@ async def directory_on(
             await directory.close()
 
 
-async def test_dead_origins_do_not_delay_living_ones(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_dead_origins_do_not_delay_living_ones(net: FakeInternet) -> None:
     clock = net.clock
     dead = [f"dead{n}.test" for n in range(30)]
     for n, name in enumerate(dead):
@@ -75,8 +73,7 @@ async def test_dead_origins_do_not_delay_living_ones(virtual_internet: FakeInter
         assert not directory.stats().local_fault
 
 
-async def test_a_refresh_is_conditional_and_a_304_renews(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_refresh_is_conditional_and_a_304_renews(net: FakeInternet) -> None:
     assert isinstance(net.clock, VirtualClock)
     site = net.site("a.test").on("/robots.txt", Conditional(Page(RULES), etag='"1"'))
     async with directory_on(net) as directory:
@@ -135,10 +132,9 @@ ALL_SAID = (
     [*((fields, "in memory") for fields in RENEWALS), *itertools.product(ALL_SAID, KEPT)],
 )
 async def test_a_304_leaves_in_force_what_it_does_not_repeat(
-    virtual_internet: FakeInternet, tmp_path: Path, fields: str, kept: str
+    net: FakeInternet, tmp_path: Path, fields: str, kept: str
 ) -> None:
     """RFC 9111 section 4.3.4, at every refresh and wherever the record was in between."""
-    net = virtual_internet
     first, again, seconds = RENEWALS[fields]
     page = Page(RULES, headers=first)
     answer = Conditional(page, etag='"1"', not_modified_headers=again)
@@ -170,9 +166,8 @@ async def test_a_304_leaves_in_force_what_it_does_not_repeat(
 
 
 async def test_a_record_that_came_by_a_redirect_keeps_what_its_target_said(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     page = Page(RULES, headers={"Cache-Control": "max-age=3600"})
     net.site("b.test").on("/robots.txt", Conditional(page, etag='"1"'))
     net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
@@ -185,9 +180,8 @@ async def test_a_record_that_came_by_a_redirect_keeps_what_its_target_said(
         assert record.expires - net.clock.monotonic() == pytest.approx(3600, abs=2.0)
 
 
-async def test_validators_of_an_error_page_are_not_sent(virtual_internet: FakeInternet) -> None:
+async def test_validators_of_an_error_page_are_not_sent(net: FakeInternet) -> None:
     """A 304 to them would keep the site open although it has a file by now."""
-    net = virtual_internet
     date = "Tue, 24 Nov 2026 12:00:00 GMT"
     absent = Page("not here", 404, headers={"Last-Modified": date, "ETag": '"1"'})
     site = net.site("a.test").on("/robots.txt", absent)
@@ -198,8 +192,7 @@ async def test_validators_of_an_error_page_are_not_sent(virtual_internet: FakeIn
         assert record.text is not None
 
 
-async def test_unconditional_requests_can_be_had(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_unconditional_requests_can_be_had(net: FakeInternet) -> None:
     site = net.site("a.test").on("/robots.txt", Conditional(Page(RULES), etag='"1"'))
     async with directory_on(net, fetch={"conditional": False}) as directory:
         await net.drive(directory.get("http://a.test"))
@@ -207,8 +200,7 @@ async def test_unconditional_requests_can_be_had(virtual_internet: FakeInternet)
         assert [r.headers.get("If-None-Match") for r in site.requests] == [None, None]
 
 
-async def test_the_targets_record_is_consulted_and_filled(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_the_targets_record_is_consulted_and_filled(net: FakeInternet) -> None:
     net.site("a.test").on("/robots.txt", redirect("http://www.test/robots.txt", 301))
     net.site("b.test").on("/robots.txt", redirect("http://www.test/robots.txt", 301))
     www = net.site("www.test").robots(RULES)
@@ -222,8 +214,7 @@ async def test_the_targets_record_is_consulted_and_filled(virtual_internet: Fake
         assert own.current.hops == ()
 
 
-async def test_each_request_of_a_retrieval_takes_a_lease(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_each_request_of_a_retrieval_takes_a_lease(net: FakeInternet) -> None:
     site = net.site("a.test").on("/robots.txt", redirect("/r"))
     site.on("/r", Reset(), Page(RULES))
     async with directory_on(net, pacing={"default_interval": 2.0}) as directory:
@@ -234,9 +225,8 @@ async def test_each_request_of_a_retrieval_takes_a_lease(virtual_internet: FakeI
 
 
 async def test_a_rule_before_the_limit_of_500_kib_is_read(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     head = b"User-agent: *\nDisallow: /first\n"
     last = b"\nDisallow: /on-the-cut-of-the-file\n"
     filler = b"#" * (512_000 - len(head) - 20)
@@ -254,8 +244,7 @@ async def test_a_rule_before_the_limit_of_500_kib_is_read(
         assert policy.allowed("/behind")
 
 
-async def test_exactly_500_kib_are_read_to_the_last_line(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_exactly_500_kib_are_read_to_the_last_line(net: FakeInternet) -> None:
     head, last = b"User-agent: *\n", b"\nDisallow: /last"
     net.site("a.test").robots(head + b"#" * (512_000 - len(head) - len(last)) + last)
     async with directory_on(net) as directory:
@@ -265,8 +254,7 @@ async def test_exactly_500_kib_are_read_to_the_last_line(virtual_internet: FakeI
         assert not record.text.robots.policy("testbot").allowed("/last")
 
 
-async def test_a_fetch_ended_by_close_leaves_no_socket(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_fetch_ended_by_close_leaves_no_socket(net: FakeInternet) -> None:
     net.blackhole("a.test")
     async with directory_on(net) as directory:
         waiting = asyncio.create_task(directory.get("http://a.test"))
@@ -276,8 +264,7 @@ async def test_a_fetch_ended_by_close_leaves_no_socket(virtual_internet: FakeInt
     assert not [t for t in asyncio.all_tasks() if "_run_flight" in repr(t)]
 
 
-async def test_an_unreachable_file_reads_as_a_deferral(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_an_unreachable_file_reads_as_a_deferral(net: FakeInternet) -> None:
     net.site("a.test").robots(Page("no", 503, [("Retry-After", "600")]))
     async with directory_on(net) as directory:
         record = await net.drive(directory.get("http://a.test"))

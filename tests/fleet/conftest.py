@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from gatekeeper.config import FleetConfig
+from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.store import Store
+from gatekeeper.pacing.ledger import Granted, NotBefore
 from tests.fleet.server import BINARY, Server
-from tests.pacing.ledger_rules import real_time
+from tests.pacing.ledger_rules import real_time, take
 from tests.pacing_support import ShiftedClock
 from tests.waiting_support import until
 
@@ -79,23 +81,25 @@ def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
 async def heartbeat(*ledgers: RedisLedger) -> None:
     """Have each member send a heartbeat now, one after the other."""
     for ledger in ledgers:
-        async with ledger._lock:
+        async with lock_of(ledger):
             await ledger._send_heartbeat()
 
 
 async def deafen(ledger: RedisLedger) -> None:
     """The member receives no messages any more."""
-    assert ledger._listen_task is not None
-    ledger._listen_task.cancel()
-    await asyncio.gather(ledger._listen_task, return_exceptions=True)
+    await _end(ledger._listen_task)
 
 
 async def silence(ledger: RedisLedger) -> None:
     """The member sends no heartbeats any more, and receives no messages."""
     await deafen(ledger)
-    assert ledger._heartbeat_task is not None
-    ledger._heartbeat_task.cancel()
-    await asyncio.gather(ledger._heartbeat_task, return_exceptions=True)
+    await _end(ledger._heartbeat_task)
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    assert task is not None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def cut_off(ledger: RedisLedger) -> None:
@@ -104,9 +108,48 @@ async def cut_off(ledger: RedisLedger) -> None:
     await store_of(ledger).hang_up()
 
 
+async def again_or_granted(
+    ledger: RedisLedger, token: str, host: str, interval: float = 1.0
+) -> Granted | NotBefore:
+    """Return the answer after a loss, which the first calls may be needed to detect."""
+    for _ in range(3):
+        try:
+            return await take(ledger, token, host, interval=interval)
+        except LedgerLost:
+            continue
+    raise AssertionError("it does not come back")
+
+
+async def again(ledger: RedisLedger, token: str, host: str, interval: float = 1.0) -> NotBefore:
+    """Return the answer after a loss, which is no grant."""
+    answer = await again_or_granted(ledger, token, host, interval)
+    assert isinstance(answer, NotBefore), answer
+    return answer
+
+
 async def end_quarantine(ledger: RedisLedger) -> None:
     """Skip the quarantine of an empty store."""
     await ledger._store.run("HDEL", ledger._key("epoch"), "until", "floor")
+
+
+def lock_of(ledger: RedisLedger) -> asyncio.Lock:
+    """What a heartbeat holds until it is answered, and a recovery until its end."""
+    return ledger._lock
+
+
+def flights_of(ledger: RedisLedger) -> set[asyncio.Task[None]]:
+    """The flights that are under way."""
+    return ledger._flights.tasks
+
+
+def unsent(ledger: RedisLedger) -> bool:
+    """Whether calls wait for a flight."""
+    return bool(ledger._pending)
+
+
+def forget_epoch(ledger: RedisLedger) -> None:
+    """Let the member know that the store has lost its data."""
+    ledger._epoch = ""
 
 
 def store_of(ledger: RedisLedger) -> Store:

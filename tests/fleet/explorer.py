@@ -36,6 +36,7 @@ from gatekeeper.fleet.scripts import FORMAT, OPERATIONS
 from gatekeeper.fleet.store import CALL_DEADLINE, StoreDown
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from tests.pacing_support import scheduler_on
 
 HOLD = 2.0
 INTERVALS = (0.4, 0.4, 0.4, 3.0)
@@ -484,11 +485,8 @@ class _Run:
         ledger = RedisLedger("redis://store", clock=self.clock, config=config, member=name)
         self.ledgers.append(ledger)
         pacing = PacingConfig(max_in_flight=1000, backoff_jitter=0.0)
-        scheduler = Scheduler(
-            Config(pacing=pacing),
-            clock=self.clock,
-            rng=random.Random(self.plan.seed),
-            ledger=ledger,
+        scheduler = scheduler_on(
+            self.clock, Config(pacing=pacing), seed=self.plan.seed, ledger=ledger
         )
         self.world.note(f"{name} opens")
         await scheduler.open()
@@ -666,9 +664,7 @@ def told_after(client: Any, *, hosts: int, trip: float) -> tuple[list[float], li
         run.long_since()
         ledger = Ledger("redis://store", clock=run.clock, member="m")
         pacing = PacingConfig(max_in_flight=hosts)
-        scheduler = Scheduler(
-            Config(pacing=pacing), clock=run.clock, rng=random.Random(1), ledger=ledger
-        )
+        scheduler = scheduler_on(run.clock, Config(pacing=pacing), ledger=ledger)
         await scheduler.open()
         rng = random.Random(3)
         await asyncio.gather(*(visit(scheduler, f"h{n}", rng.random()) for n in range(hosts)))

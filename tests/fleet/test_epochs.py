@@ -10,9 +10,18 @@ import pytest
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet.members import ALL, NOT_ALL, MemberList
-from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
+from gatekeeper.pacing.ledger import End, Granted, Report, ScopeClock
 from gatekeeper.testing.virtual_clock import VirtualClock
-from tests.fleet.conftest import FleetTime, Join, cut_off, heartbeat, silence, store_of
+from tests.fleet.conftest import (
+    FleetTime,
+    Join,
+    again,
+    cut_off,
+    forget_epoch,
+    heartbeat,
+    silence,
+    store_of,
+)
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
 from tests.waiting_support import until
@@ -29,18 +38,6 @@ class Knowing(Listener):
 
     def clocks(self) -> list[ScopeClock]:
         return self.known
-
-
-async def again(ledger: RedisLedger, token: str, host: str, interval: float = 1.0) -> NotBefore:
-    """Return the answer after a loss, which the first calls may be needed to detect."""
-    for _ in range(3):
-        try:
-            answer = await take(ledger, token, host, interval=interval)
-        except LedgerLost:
-            continue
-        assert isinstance(answer, NotBefore), answer
-        return answer
-    raise AssertionError("it does not come back")
 
 
 async def test_a_member_that_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -> None:
@@ -292,7 +289,7 @@ async def test_a_cut_connection_begins_no_new_epoch(join: Join, server: Server) 
     assert ledger.stats().epochs == epochs
 
 
-async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
+async def test_a_store_that_comes_back_empty_gets_what_its_members_know(time: FleetTime) -> None:
     """SIGKILL without persistence: every earlier member pushes, then the quarantine ends."""
     server = Server()
     server.start()
@@ -474,7 +471,7 @@ async def test_the_member_list_of_a_store_without_an_epoch_is_not_used(
     await heartbeat(one)
     await silence(one)
     server.ask("FLUSHALL")
-    one._epoch = ""
+    forget_epoch(one)
     with pytest.raises(LedgerLost):
         await heartbeat(one)
     assert one.stats().members == 2
@@ -558,7 +555,7 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
     await store_of(one).connect()
     await one._push_all(await one._determine_epoch())
     server.ask("FLUSHALL")
-    one._epoch = ""
+    forget_epoch(one)
     assert (await again(one, "a:1", "h")).seconds > HOLD
 
 

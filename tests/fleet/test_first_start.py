@@ -21,7 +21,7 @@ from gatekeeper.fleet.first_start import FirstStart, begin_fleet
 from gatekeeper.fleet.store import Store
 from gatekeeper.gate import Gatekeeper, robots_pacing
 from tests.conformance.ways import AGENT, settings
-from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.conftest import FleetTime, Join, lock_of
 from tests.fleet.server import BINARY, Server
 from tests.internet import FakeInternet, free_port
 from tests.pacing.ledger_rules import granted
@@ -95,7 +95,7 @@ async def test_a_member_that_the_store_has_forgotten_is_found_by_its_listening(
     """Between FLUSHALL and its next heartbeat the store has neither an epoch nor its name."""
     member = await join()
     assert await granted(member, "a:1", "h", interval=600.0)
-    async with member._lock:  # no heartbeat meanwhile
+    async with lock_of(member):  # no heartbeat meanwhile
         server.ask("FLUSHALL")
         found = await begin(server)
     assert (found.begun, found.since, found.members, found.alive) == (False, None, (), 1)
@@ -229,7 +229,7 @@ async def test_a_replica_and_another_format_are_refused(server: Server) -> None:
         copy.close()
 
 
-async def test_without_a_url_it_says_what_to_name() -> None:
+async def test_without_a_store_url_the_error_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"fleet\.url is not set: name the store"):
         await begin_fleet(FleetConfig())
 

@@ -17,7 +17,15 @@ from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.redis_ledger import MAX_FLIGHTS
 from gatekeeper.fleet.store import Flights
 from gatekeeper.pacing.ledger import End, Granted, ScopeClock
-from tests.fleet.conftest import FleetTime, Join, store_of
+from tests.fleet.conftest import (
+    FleetTime,
+    Join,
+    flights_of,
+    forget_epoch,
+    lock_of,
+    store_of,
+    unsent,
+)
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, listen, take, wait_of
@@ -33,7 +41,7 @@ class FarMember:
     @property
     def flights(self) -> int:
         """How many are under way."""
-        return len(self.ledger._flights.tasks)
+        return len(flights_of(self.ledger))
 
     def knows(self, host: str) -> bool:
         return self.server.ask("EXISTS", f"{{gatekeeper}}:s:{host}") == b":1\r\n"
@@ -165,7 +173,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
 
 async def test_a_heartbeat_in_flight_delays_no_lease(join: Join) -> None:
     ledger = await join()
-    async with ledger._lock:  # like a heartbeat that awaits its answer
+    async with lock_of(ledger):  # like a heartbeat that awaits its answer
         async with asyncio.timeout(PATIENCE):
             assert await granted(ledger, "a:1", "h")
 
@@ -222,9 +230,9 @@ async def test_a_member_that_recovers_waits_for_its_calls_in_flight(
         return await connect(**how)
 
     monkeypatch.setattr(store, "connect", connected)
-    ledger._epoch = ""
+    forget_epoch(ledger)
     second = asyncio.create_task(take(ledger, "a:2", "k"))
-    await until(ledger._lock.locked)  # the recovery has started
+    await until(lock_of(ledger).locked)  # the recovery has started
     for _ in range(50):
         await asyncio.sleep(0)
     assert not connects
@@ -269,12 +277,12 @@ async def test_a_renewal_sent_before_the_end_of_its_hold_keeps_the_clock(
     ledger = far.ledger
     assert await granted(ledger, "a:1", "h")
     await until(lambda: not far.flights)
-    async with ledger._lock:
-        ledger._epoch = ""
+    async with lock_of(ledger):
+        forget_epoch(ledger)
         renewing = asyncio.create_task(ledger.renew(["a:1"]))
-        await until(lambda: bool(far.flights) and not ledger._pending)
+        await until(lambda: bool(far.flights) and not unsent(ledger))
         ending = asyncio.create_task(ledger.end([End("a:1")]))
-        await until(lambda: bool(ledger._pending))
+        await until(lambda: unsent(ledger))
     await asyncio.gather(renewing, ending)
     assert len(never_forgotten) >= 3
     assert all(never_forgotten)
@@ -296,7 +304,7 @@ async def test_a_hold_that_ends_while_it_is_pushed_keeps_its_clock(
         found = await execute(operations, epoch)
         if operations and operations[0][0] == "c":
             ending.append(asyncio.create_task(ledger.end([End("a:1")])))
-            await until(lambda: bool(ledger._pending))
+            await until(lambda: unsent(ledger))
             never_forgotten.clear()
         return found
 

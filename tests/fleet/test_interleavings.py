@@ -11,10 +11,10 @@ from gatekeeper.config import FleetConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock, ScopeRequest
-from tests.fleet.conftest import FleetTime, Join, heartbeat, silence
+from tests.fleet.conftest import FleetTime, Join, again, again_or_granted, heartbeat, silence
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Replicated
-from tests.fleet.test_epochs import HOLD, Knowing, again
+from tests.fleet.test_epochs import HOLD, Knowing
 from tests.pacing.ledger_rules import (
     Listener,
     asks,
@@ -148,15 +148,6 @@ async def test_a_grant_older_than_its_hold_is_discarded_after_flushall(
     with pytest.raises(LedgerLost):
         await heartbeat(stopped)
     assert isinstance(await take(stopped, "s:2", "h"), NotBefore)
-
-
-async def again_or_granted(ledger: RedisLedger, token: str, host: str) -> Granted | NotBefore:
-    for _ in range(3):
-        try:
-            return await take(ledger, token, host)
-        except LedgerLost:
-            continue
-    raise AssertionError("it does not come back")
 
 
 @pytest.mark.parametrize("left", [0.5, 5.0, 19.0])

@@ -5,33 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
 from gatekeeper import Config, Gatekeeper
-from gatekeeper.pacing.ledger import Granted, NotBefore, Report, TakeRequest
+from gatekeeper.pacing.ledger import Report
 from gatekeeper.session import guarded_connector
-from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.fleet.conftest import ShiftedClock
 from tests.fleet.proxy import Proxy
 from tests.internet.certs import client_context, server_context
+from tests.pacing_support import CountingLedger
 
 HOST = "127.0.0.1"
-
-
-class CountingLedger(MemoryLedger):
-    """A ledger that records its grants."""
-
-    def __init__(self, clock: ShiftedClock) -> None:
-        super().__init__(clock)
-        self.tokens: set[str] = set()
-
-    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        answers = await super().take(requests)
-        self.tokens |= {one.token for one in answers if isinstance(one, Granted)}
-        return answers
 
 
 class SlowTLS:
@@ -117,7 +104,7 @@ async def test_a_page_whose_grant_outlived_its_hold_takes_another_lease(
 ) -> None:
     server, base = site
     await warm(session, server, base, clock)
-    before = len(ledger.tokens)
+    before = len(ledger.granted)
     seen: list[list[str]] = []
 
     async def stopped() -> None:
@@ -129,7 +116,7 @@ async def test_a_page_whose_grant_outlived_its_hold_takes_another_lease(
         assert response.status == 200
     assert seen == [["/robots.txt", "/first"]]
     assert server.paths == ["/robots.txt", "/first", "/page"]
-    assert len(ledger.tokens) == before + 2
+    assert len(ledger.granted) == before + 2
 
 
 async def test_a_page_whose_host_is_blocked_meanwhile_waits_for_the_end_of_the_block(
@@ -169,4 +156,4 @@ async def test_a_robots_txt_request_whose_grant_outlived_its_hold_takes_another_
     async with session.get(f"{base}/page") as response:
         assert response.status == 200
     assert server.paths == ["/robots.txt", "/page"]
-    assert len(ledger.tokens) == 3  # one of them was discarded
+    assert len(ledger.granted) == 3  # one of them was discarded

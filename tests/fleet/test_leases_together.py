@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,10 +12,11 @@ from gatekeeper.clock import Timer
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.scheduler import Scheduler
-from tests.fleet.conftest import FleetTime, Join, ShiftedClock
+from tests.fleet.conftest import FleetTime, Join, ShiftedClock, flights_of, unsent
 from tests.fleet.server import Server
 from tests.pacing.budget_rules import DailyBudgets
 from tests.pacing.leases_together import PATIENCE, LeasesTogether, Member
+from tests.pacing_support import scheduler_on
 
 AT_REST = 20
 """Turns of the loop without calls in flight, after which earlier messages have been received."""
@@ -96,7 +96,7 @@ def under_way(member: tuple[Scheduler, RedisLedger]) -> bool:
     scheduler, ledger = member
     calls = scheduler._remote
     assert calls is not None
-    return bool(calls._flights or calls._departing or ledger._pending or ledger._flights.tasks)
+    return bool(calls._flights or calls._departing or unsent(ledger) or flights_of(ledger))
 
 
 @pytest.fixture
@@ -111,8 +111,7 @@ async def member(join: Join, time: SteppedTime) -> AsyncIterator[Member]:
         number, made = len(time.members), list[Scheduler]()
 
         def user(ledger: RedisLedger) -> None:
-            rng = random.Random(number)
-            made.append(Scheduler(config, clock=time.clock, rng=rng, ledger=ledger))
+            made.append(scheduler_on(time.clock, config, seed=number, ledger=ledger))
 
         ledger = await join(user=user)
         await made[0].open()

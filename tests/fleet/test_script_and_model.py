@@ -65,6 +65,7 @@ class Script:
         self.client = redis.Redis(unix_socket_path=str(server.socket), protocol=2)
         self.client.flushall()
         self.ledger = RedisLedger(server.url, clock=clock)
+        self.tokens = self.ledger._tokens
         self.ledger._epoch = "now"
         self.client.hset("{gatekeeper}:epoch", mapping={"id": "now"})
         self.told = self.client.pubsub(ignore_subscribe_messages=True)
@@ -124,13 +125,13 @@ class BothLedgers(RuleBasedStateMachine):
         times=st.sampled_from([1, 1, 1, 2]),
     )
     def take(self, token: str, wanted: list[tuple[Any, ...]], times: int) -> None:
-        known = self.model._scopes_of.get(token)
-        if known is not None:  # a token asks for the same scopes each time
+        if known := self.held(token):  # a token asks for the same scopes each time
             by_name = {one[0]: one for one in wanted}
             wanted = [by_name.get(name, (name, 1.0, 1, False)) for name in known]
         request = TakeRequest(token, tuple(ScopeRequest(*one) for one in wanted))
-        held = self.script.ledger._tokens
-        held.setdefault(token, _TokenState(tuple(one.scope for one in request.scopes)))
+        self.script.tokens.setdefault(
+            token, _TokenState(tuple(one.scope for one in request.scopes))
+        )
         for _ in range(times):
             (expected,) = self.model.take_nowait([request])
             (found,) = self.script.turn([("t", token, request.scopes)])
@@ -145,7 +146,7 @@ class BothLedgers(RuleBasedStateMachine):
     def head(self, token: str, times: int) -> None:
         for _ in range(times):
             if self.held(token):
-                self.script.ledger._tokens[token].headed = True
+                self.script.tokens[token].headed = True
                 at_once(self.model.head([token]))
                 self.script.turn([("h", token, self.held(token))])
 
@@ -163,7 +164,7 @@ class BothLedgers(RuleBasedStateMachine):
         operations = [*map(report_operation, reports), end_operation(token, scopes, outcome, size)]
         at_once(self.model.end([End(token, outcome, reports, size)]))
         self.script.turn(operations)
-        self.script.ledger._tokens.pop(token, None)
+        self.script.tokens.pop(token, None)
 
     @rule(token=TOKENS)
     def renew(self, token: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 import time as wall
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -35,6 +34,7 @@ from tests.pacing.ledger_rules import (
     near,
     wait_of,
 )
+from tests.pacing_support import scheduler_on
 from tests.waiting_support import until
 
 
@@ -107,10 +107,7 @@ async def test_two_members_share_the_clock_of_a_group(server: Server, time: Flee
     )
     ledgers = [await joined(server.url, time)]
     ledgers.append(ShardedLedger(server.url, clock=time.clock, shards=3))
-    members = [
-        Scheduler(config, clock=time.clock, rng=random.Random(1), ledger=ledger)
-        for ledger in ledgers
-    ]
+    members = [scheduler_on(time.clock, config, ledger=ledger) for ledger in ledgers]
     starts: list[float] = []
 
     async def ask(member: Scheduler, host: str) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import NamedTuple
 
-from gatekeeper import Config, Gatekeeper, polite_session
-from gatekeeper.clock import SystemClock
+from gatekeeper import polite_session
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import FakeInternet
 
 ROBOTS = "User-agent: *\nDisallow: /private\nDisallow: /*.pdf$\nAllow: /private/open\n"
-CONFIG = Config.from_dict(
-    {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
-)
+CONFIG = open_config(pacing=QUICK)
 
 
 class Way(NamedTuple):
@@ -62,13 +60,9 @@ async def way_of(ask: Callable[[], Awaitable[object]]) -> Way:
     return way
 
 
-def gate_on(net: FakeInternet) -> Gatekeeper:
-    return Gatekeeper("testbot/1.0", config=CONFIG, clock=SystemClock(), resolver=net.resolver)
-
-
 async def test_a_check_of_a_known_origin_makes_few_calls(internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS)
-    async with gate_on(internet) as gate:
+    async with gate_on(internet, CONFIG) as gate:
         for _ in range(3):
             assert await gate.check("http://a.test/")
         for path in ("/private/x", "/x.pdf", "/private/open"):
@@ -81,7 +75,7 @@ async def test_a_check_of_a_known_origin_makes_few_calls(internet: FakeInternet)
 
 async def test_a_lease_of_a_free_host_makes_few_calls(internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS)
-    async with gate_on(internet) as gate:
+    async with gate_on(internet, CONFIG) as gate:
 
         async def lease() -> None:
             async with gate.lease("http://a.test/x") as held:

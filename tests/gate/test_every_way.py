@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock
+from gatekeeper import Decision, Denied, Gatekeeper, VirtualClock
 from gatekeeper.robots import RobotsTxt
+from tests.gate_support import common, gate_on
 from tests.internet import FakeInternet
 
 FILES = st.lists(
@@ -30,16 +30,6 @@ PATHS = st.lists(
     min_size=1,
     max_size=4,
 )
-VARIES = ("id", "fetched_at", "expires_at")
-
-
-def common(decision: Decision | None) -> dict[str, object]:
-    assert decision is not None
-    return {
-        name: value
-        for name, value in msgspec.structs.asdict(decision).items()
-        if name not in VARIES
-    }
 
 
 async def leased(gate: Gatekeeper, url: str) -> Decision:
@@ -78,15 +68,13 @@ async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[s
         found.append(recalled)
     named = await leased(at_rest(), url)
     assert (named.verdict, named.reason, named.rule) == (first.verdict, first.reason, first.rule)
-    return [common(decision) for decision in found]
+    return [common(decision, "fetched_at", "expires_at") for decision in found]
 
 
 async def answers(text: str, paths: list[str], *, resting: bool) -> list[dict[str, object]]:
-    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
     async with FakeInternet(clock=VirtualClock()) as net:
         net.site("a.test").robots(text)
-        gate = Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
-        async with gate:
+        async with gate_on(net) as gate:
             given = []
             for path in paths:
                 found = await net.drive(every_way(gate, f"http://a.test{path}", resting=resting))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gatekeeper import Config, Decision, Denied, Gatekeeper, HostRule, LeaseTimeout, Reason, Verdict
-from gatekeeper.config import GuardConfig, PacingConfig
+from tests.gate_support import QUICK, common, gate_on, open_config
 from tests.internet import FakeInternet
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
@@ -16,27 +16,15 @@ PATHS = ("/a", "/private/open/x", "/b?q=1", "/robots.txt", "/c", "/d")
 
 
 def config(*hosts: HostRule) -> Config:
-    return Config(
-        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
-        pacing=PacingConfig(default_interval=0.0),
-        host=hosts,
-    )
+    return msgspec.structs.replace(open_config(pacing=QUICK), host=hosts)
 
 
 @pytest.fixture
-async def gate(virtual_internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
-    net = virtual_internet
+async def gate(net: FakeInternet) -> AsyncIterator[Gatekeeper]:
     net.site("a.test").robots(ROBOTS)
     net.site("absent.test")
-    async with Gatekeeper(
-        "testbot/1.0", config=config(), clock=net.clock, resolver=net.resolver
-    ) as gate:
+    async with gate_on(net, config()) as gate:
         yield gate
-
-
-def common(decision: Decision) -> dict[str, object]:
-    fields = msgspec.structs.asdict(decision)
-    return {name: value for name, value in fields.items() if name != "id"}
 
 
 async def leased(gate: Gatekeeper, url: str) -> Decision:
@@ -47,9 +35,8 @@ async def leased(gate: Gatekeeper, url: str) -> Decision:
 
 @pytest.mark.parametrize("host", ["a.test", "absent.test"])
 async def test_each_of_the_first_leases_has_the_decision_of_a_check(
-    virtual_internet: FakeInternet, gate: Gatekeeper, host: str
+    net: FakeInternet, gate: Gatekeeper, host: str
 ) -> None:
-    net = virtual_internet
     for path in PATHS:
         url = f"http://{host}{path}"
         had = await net.drive(leased(gate, url))
@@ -69,9 +56,8 @@ async def test_a_denied_url_gets_no_first_lease(
 
 
 async def test_the_decision_of_a_lease_is_that_of_its_grant_after_a_refresh(
-    virtual_internet: FakeInternet, gate: Gatekeeper
+    net: FakeInternet, gate: Gatekeeper
 ) -> None:
-    net = virtual_internet
 
     async def hold() -> Decision:
         async with gate.lease("http://a.test/private/open/x") as lease:
@@ -91,12 +77,11 @@ async def test_the_decision_of_a_lease_is_that_of_its_grant_after_a_refresh(
 
 @pytest.mark.parametrize("answered_before", [False, True])
 async def test_a_rule_of_the_operator_and_the_guard_decide_before_the_first_lease(
-    virtual_internet: FakeInternet, answered_before: bool
+    net: FakeInternet, answered_before: bool
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots(ROBOTS)
     closed = config(HostRule(match="a.test", robots="deny"))
-    gate = Gatekeeper("testbot/1.0", config=closed, clock=net.clock, resolver=net.resolver)
+    gate = gate_on(net, closed)
     async with gate:
         if answered_before:  # its robots.txt may always be fetched
             await net.drive(gate.robots("http://a.test/"))
@@ -106,9 +91,8 @@ async def test_a_rule_of_the_operator_and_the_guard_decide_before_the_first_leas
 
 
 async def test_the_interval_of_a_file_holds_from_the_first_lease_on(
-    virtual_internet: FakeInternet, gate: Gatekeeper
+    net: FakeInternet, gate: Gatekeeper
 ) -> None:
-    net = virtual_internet
     net.site("slow.test").robots("User-agent: *\nCrawl-delay: 5\n")
 
     async def crawl() -> list[float]:
@@ -126,10 +110,9 @@ async def test_the_interval_of_a_file_holds_from_the_first_lease_on(
 
 
 async def test_a_lease_that_waits_for_a_waiting_robots_txt_says_when_to_ask_again(
-    virtual_internet: FakeInternet, gate: Gatekeeper
+    net: FakeInternet, gate: Gatekeeper
 ) -> None:
     """Two origins of a host have a file each, and one clock."""
-    net = virtual_internet
     net.site("slow.test").robots("User-agent: *\nCrawl-delay: 50\n").page("/", "a page")
     net.site("slow.test:8080").robots(ROBOTS)
     await net.drive(leased(gate, "http://slow.test/"))

@@ -35,6 +35,7 @@ from gatekeeper.fetching.allowed_addresses import (
     USERINFO_NOTE,
 )
 from gatekeeper.testing import ScriptedGate
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import FakeInternet, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -47,19 +48,12 @@ FILES = [
     "Disallow: /*?a\nDisallow: /ab$\nDisallow: /a%20b\nDisallow: /\\\n",
     "User-agent: *\nRobot-version: 2.0\nDisallow: /a*\n",
 ]
-OPEN = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}})
-
-
-def gate_on(internet: FakeInternet, **settings: object) -> Gatekeeper:
-    config = Config.from_dict(
-        {"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}, **settings}
-    )
-    return Gatekeeper(AGENT, config=config, resolver=internet.resolver)
+OPEN = open_config()
 
 
 @pytest.fixture
 async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
-    async with gate_on(internet) as gate:
+    async with gate_on(internet, agent=AGENT) as gate:
         yield gate
 
 
@@ -69,7 +63,7 @@ async def test_the_storage_path_memory_creates_no_file(
     """As in the sidecar: "memory" is not a file of that name in the current directory."""
     monkeypatch.chdir(tmp_path)
     internet.site("a.test").robots("")
-    async with gate_on(internet, storage={"path": "memory"}) as gate:
+    async with gate_on(internet, open_config(storage={"path": "memory"}), agent=AGENT) as gate:
         assert await gate.allowed("http://a.test/")
     assert not any(tmp_path.iterdir())
 
@@ -168,7 +162,9 @@ async def test_check_many_of_warm_origins_lets_others_work() -> None:
     assert turns > 50
 
 
-async def test_robots_and_policy(internet: FakeInternet, gate: Gatekeeper) -> None:
+async def test_without_a_file_robots_gives_none_and_policy_allows_or_denies_all(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3\nDisallow: /no\n")
     internet.site("none.test")
     internet.site("down.test").robots(Page("", status=500))
@@ -315,7 +311,7 @@ async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(
 async def test_a_rule_of_the_operator_allows_what_the_file_denies(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /\n")
     host = [{"match": "a.test", "robots": "allow", "reason": "our own site"}]
-    async with gate_on(internet, host=host) as gate:
+    async with gate_on(internet, open_config(host=host), agent=AGENT) as gate:
         decision = await gate.check("http://a.test/x")
         assert (decision.verdict, decision.state, decision.reason) == (
             Verdict.ALLOW,
@@ -342,7 +338,7 @@ async def test_visit_time_defers_until_the_window_opens(internet: FakeInternet) 
     internet.site("a.test").robots("User-agent: *\nVisit-time: 0600-0845\nDisallow:\n")
     start = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     clock = VirtualClock(wall=start.timestamp())
-    async with Gatekeeper(AGENT, config=OPEN, resolver=internet.resolver, clock=clock) as gate:
+    async with gate_on(internet, agent=AGENT, clock=clock) as gate:
         decision = await gate.check("http://a.test/x")
         assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME)
         assert decision.retry_at == datetime(2026, 11, 21, 6, 0, tzinfo=UTC)
@@ -412,7 +408,7 @@ def test_every_spelling_of_a_url_has_one_answer_on_the_fast_path(
     async def main() -> None:
         async with FakeInternet() as internet:
             internet.site("a.test").robots(robots)
-            async with gate_on(internet) as gate:
+            async with gate_on(internet, agent=AGENT) as gate:
                 await gate.check("http://a.test/")
                 for path in paths:
                     url = f"{authority}{path}"
@@ -431,7 +427,7 @@ async def outcome(question: Awaitable[object]) -> object:
 async def test_a_soft_expired_record_leaves_the_hot_path(internet: FakeInternet) -> None:
     site = internet.site("a.test").on("/robots.txt", "User-agent: *\nDisallow: /x\n", "")
     clock = VirtualClock()
-    async with Gatekeeper(AGENT, config=OPEN, resolver=internet.resolver, clock=clock) as gate:
+    async with gate_on(internet, agent=AGENT, clock=clock) as gate:
         assert not await gate.allowed("http://a.test/x")
         assert not await gate.allowed("http://a.test/x")
         clock.advance(23.9 * 3600)
@@ -466,7 +462,7 @@ async def test_a_lease_without_a_session_does_not_await_a_response(
     """Its holder may not have sent the request yet: a missing response proves nothing."""
     url = "http://a.test/x"
     internet.site("a.test").robots("")
-    async with gate_on(internet, pacing={"default_interval": 0.0}) as gate:
+    async with gate_on(internet, open_config(pacing=QUICK), agent=AGENT) as gate:
         async with gate.lease(url) as waited_for:
             assert not waited_for.awaits_head
         async with gate.lease(url) as at_once:

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import pytest
 from aiohttp import ClientSession
 
-from gatekeeper import Config, Denied, PoliteQueue
-from gatekeeper.config import GuardConfig, PacingConfig
+from gatekeeper import Denied, PoliteQueue
 from gatekeeper.session import polite_session, session_gate
+from tests.gate_support import QUICK, open_config
 from tests.internet import FakeInternet, Page
 
 MANY = 12
@@ -39,17 +39,13 @@ def refuses(net: FakeInternet, name: str) -> None:
 
 @pytest.mark.parametrize("kind", [answers, moved, fails, refuses])
 async def test_an_origin_leaves_no_reference_cycles_behind(
-    virtual_internet: FakeInternet, kind: Callable[[FakeInternet, str], None]
+    net: FakeInternet, kind: Callable[[FakeInternet, str], None]
 ) -> None:
-    net = virtual_internet
     net.site("other.test").robots(ROBOTS)
     names = [f"h{number}.test" for number in range(2 * MANY)]
     for name in names:
         kind(net, name)
-    config = Config(
-        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
-        pacing=PacingConfig(default_interval=0.0),
-    )
+    config = open_config(pacing=QUICK)
 
     async def crawl(session: ClientSession, names: list[str]) -> None:
         for name in names:

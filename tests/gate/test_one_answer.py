@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gatekeeper import Config, Gatekeeper, InvalidURL, Reason
+from gatekeeper import Gatekeeper, InvalidURL, Reason
 from gatekeeper.robots import RobotsTxt
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet
 
-GUARD = {"allow": ["127.0.0.0/8", "*.test"]}
 CASES = [
     ("Disallow: /*ad", "/caf%c3%ad", True),
     ("Disallow: /*F", "/a%2f", False),
@@ -21,16 +21,6 @@ CASES = [
     ("Disallow: /*r", "/%72obots.txt", True),
     ("Disallow: /", "/robots%2ftxt", False),
 ]
-
-
-@pytest.fixture
-def net(virtual_internet: FakeInternet) -> FakeInternet:
-    return virtual_internet
-
-
-def gate_on(net: FakeInternet, **tables: object) -> Gatekeeper:
-    config = Config.from_dict({"guard": GUARD, **tables})
-    return Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
 
 
 async def every_way(net: FakeInternet, gate: Gatekeeper, url: str) -> list[bool]:
@@ -80,7 +70,7 @@ async def test_rules_of_the_1994_dialect_for_other_origins_are_ignored(net: Fake
         "Disallow: HTTP://A.test:80/c\nDisallow: /d\n"
     )
     net.site("a.test").robots(text)
-    async with gate_on(net, robots={"dialect": "1994"}) as gate:
+    async with gate_on(net, open_config(robots={"dialect": "1994"})) as gate:
         for _ in range(2):
             for path, allowed in (("/a", True), ("/b", False), ("/c", False), ("/d", False)):
                 answers = await every_way(net, gate, f"http://a.test{path}")

@@ -13,9 +13,10 @@ from gatekeeper.config import Config, GuardConfig, HostRule, ServerConfig
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.sidecar.channel import Configure
 from gatekeeper.sidecar.replica import Replica, shared_record
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet
 
-CONFIG = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))
+CONFIG = open_config()
 TEXT = (
     "User-agent: *\nDisallow: /private\nAllow: /private/é$\nCrawl-delay: 0.3\n\n"
     "User-agent: other\nDisallow: /\n"
@@ -37,7 +38,7 @@ async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
     internet.site("none.test")
     internet.site("large.test").robots("User-agent: *\n" + "Disallow: /x\n" * 6_000)
     internet.site("down.test").page("/robots.txt", status=503)
-    async with Gatekeeper("testbot/1.0", config=CONFIG, resolver=internet.resolver) as gate:
+    async with gate_on(internet, CONFIG) as gate:
         yield gate
 
 

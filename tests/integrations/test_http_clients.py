@@ -35,7 +35,8 @@ from gatekeeper.integrations import hops
 from gatekeeper.session import Guard
 from gatekeeper.signing import PublicKey, new_key
 from gatekeeper.sync import SyncLease
-from tests.conformance.ways import AGENT, decided, settings
+from tests.conformance.ways import AGENT, settings
+from tests.gate_support import decided
 from tests.internet import FakeInternet, Hold, Page, Raw
 from tests.internet.certs import server_context
 from tests.test_signing import as_sent, verify

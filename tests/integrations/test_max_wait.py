@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Gatekeeper, PoliteQueue, Reason, SidecarError
+from gatekeeper import PoliteQueue, Reason, SidecarError
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.integrations.queue_refusals import RefusedLease, queue_gate
 from gatekeeper.testing import ScriptedGate, drive
+from tests.client.conftest import world
 from tests.conformance.ways import AGENT, World, settings
-from tests.internet import FakeInternet, Page
+from tests.gate_support import gate_on
+from tests.internet import Page
+
+__all__ = ["world"]
 
 MAX_WAIT = 150.0
 HOSTS = [f"{letter}{number}.test" for number in range(4) for letter in "ab"]
@@ -64,12 +68,6 @@ class Taker:
 
 
 @pytest.fixture
-async def world(virtual_internet: FakeInternet) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        yield World(virtual_internet, stack)
-
-
-@pytest.fixture
 async def taker_on(world: World) -> AsyncIterator[Callable[[Any], Taker]]:
     async with AsyncExitStack() as stack:
 
@@ -87,7 +85,7 @@ async def taker(request: pytest.FixtureRequest, world: World, taker_on: Any) -> 
     if request.param == "sidecar":
         return taker_on(await world.client((await world.sidecar()).where))
     net = world.internet
-    gate = Gatekeeper(AGENT, config=settings(), resolver=net.resolver, clock=world.clock)
+    gate = gate_on(net, settings(), agent=AGENT, clock=world.clock)
     return taker_on(await world.stack.enter_async_context(gate))
 
 

@@ -107,7 +107,9 @@ async def idle(rig: Mitmproxy) -> None:
 
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http2"])
-async def test_curl_over_https(internet: FakeInternet, rig_of: Open, version: str) -> None:
+async def test_curl_is_decided_hop_by_hop_over_https(
+    internet: FakeInternet, rig_of: Open, version: str
+) -> None:
     site = internet.site("a.test").robots(ROBOTS).page("/x", "hello")
     site.on("/there", redirect("https://b.test/private")).on("/kept", redirect("/x"))
     other = internet.site("b.test").robots(ROBOTS)
@@ -172,7 +174,9 @@ http.request({ hostname, port, method: "CONNECT", path: host + ":443" })
 """
 
 
-async def test_node_over_https(internet: FakeInternet, rig_of: Open) -> None:
+async def test_node_gets_only_allowed_pages_over_https(
+    internet: FakeInternet, rig_of: Open
+) -> None:
     site = internet.site("a.test").robots(ROBOTS).page("/x", "hello")
     rig = await rig_of()
     node = ("node", "-e", NODE, "--", rig.address, "a.test")
@@ -183,7 +187,9 @@ async def test_node_over_https(internet: FakeInternet, rig_of: Open) -> None:
     assert site.paths == ["/robots.txt", "/x"]
 
 
-async def test_requests_over_https(internet: FakeInternet, rig_of: Open) -> None:
+async def test_requests_gets_only_allowed_pages_over_https(
+    internet: FakeInternet, rig_of: Open
+) -> None:
     site = internet.site("a.test").robots(ROBOTS).page("/x", "hello")
     rig = await rig_of()
     program = (
@@ -203,7 +209,7 @@ async def test_requests_over_https(internet: FakeInternet, rig_of: Open) -> None
 
 
 @pytest.mark.skipif(WGET2 is None, reason="needs Debian's wget2")
-async def test_wget2_over_https(internet: FakeInternet, rig_of: Open) -> None:
+async def test_wget2_gets_pages_over_http_and_https(internet: FakeInternet, rig_of: Open) -> None:
     site = internet.site("a.test").robots(ROBOTS).page("/x", "hello")
     rig = await rig_of()
     quiet = ("-q", "-O", "-", f"--ca-certificate={rig.certificate}")
@@ -217,7 +223,9 @@ async def test_wget2_over_https(internet: FakeInternet, rig_of: Open) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-async def test_chromium_by_its_switch(internet: FakeInternet, rig_of: Open, tmp_path: Path) -> None:
+async def test_chromium_trusts_the_proxy_by_its_switch_alone(
+    internet: FakeInternet, rig_of: Open, tmp_path: Path
+) -> None:
     from gatekeeper.integrations.mitmproxy import key_hash
 
     internet.site("a.test").robots(ROBOTS).on("/x", html("<p>hello</p>"))
@@ -234,7 +242,9 @@ async def test_chromium_by_its_switch(internet: FakeInternet, rig_of: Open, tmp_
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-async def test_a_browser_by_playwright(internet: FakeInternet, rig_of: Open) -> None:
+async def test_a_browser_of_playwright_is_decided_hop_by_hop(
+    internet: FakeInternet, rig_of: Open
+) -> None:
     page = (
         '<link rel=icon href="data:,"><img src="/1.png"><img src="/2.png"><img src="/private.png">'
     )
@@ -281,7 +291,9 @@ asyncio.run(main())
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 @pytest.mark.skipif(importlib.util.find_spec("crawl4ai") is None, reason="needs crawl4ai")
-async def test_crawl4ai(internet: FakeInternet, rig_of: Open, tmp_path: Path) -> None:
+async def test_crawl4ai_gets_no_denied_page(
+    internet: FakeInternet, rig_of: Open, tmp_path: Path
+) -> None:
     site = internet.site("a.test").robots(ROBOTS).on("/x", html("<p>hello to everybody</p>"))
     site.on("/old", redirect("/private"))
     rig = await rig_of(subresources=True)
@@ -380,7 +392,7 @@ async def test_the_proxy_does_not_ask_itself(internet: FakeInternet, rig_of: Ope
     assert "blocked" in told
 
 
-async def test_what_fails_inside_is_not_sent(
+async def test_a_request_whose_decision_fails_is_not_sent(
     internet: FakeInternet, rig_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = internet.site("a.test").robots("").page("/")
@@ -593,7 +605,9 @@ async def test_the_command_says_how_clients_take_it(internet: FakeInternet, tmp_
     assert site.paths == ["/robots.txt", "/x", "/x"]
 
 
-async def test_the_file_for_mitmdump(internet: FakeInternet, tmp_path: Path) -> None:
+async def test_mitmdump_runs_the_script_that_the_command_names(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
     site = internet.site("a.test").robots(ROBOTS).page("/x", "hello")
     (tmp_path / "gatekeeper.toml").write_text(
         f'user_agent = "{AGENT}"\n[guard]\nallow = ["127.0.0.0/8"]\n', "utf-8"

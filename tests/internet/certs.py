@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ssl
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import trustme
@@ -48,3 +49,12 @@ def client_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     authority().configure_trust(context)
     return context
+
+
+def issue_files(folder: Path | str, name: str = "127.0.0.1") -> tuple[str, str]:
+    """The paths of a new good certificate for a name, and of its key."""
+    certificate = authority().issue_cert(name)
+    paths = str(Path(folder) / f"{name}.crt"), str(Path(folder) / f"{name}.key")
+    certificate.cert_chain_pems[0].write_to_path(paths[0])
+    certificate.private_key_pem.write_to_path(paths[1])
+    return paths

@@ -9,7 +9,13 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from tests.internet.net import FakeInternet
 
-__all__ = ["internet", "virtual_internet"]
+__all__ = ["clock", "internet", "net", "virtual_internet"]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """A clock that moves only when it is advanced."""
+    return VirtualClock()
 
 
 @pytest.fixture
@@ -20,7 +26,13 @@ async def internet() -> AsyncIterator[FakeInternet]:
 
 
 @pytest.fixture
-async def virtual_internet() -> AsyncIterator[FakeInternet]:
-    """A fake internet whose `.clock` is a VirtualClock; await through `.drive(...)`."""
-    async with FakeInternet(clock=VirtualClock()) as net:
+async def virtual_internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
+    """A fake internet whose `.clock` is the virtual one; await through `.drive(...)`."""
+    async with FakeInternet(clock=clock) as net:
         yield net
+
+
+@pytest.fixture
+def net(virtual_internet: FakeInternet) -> FakeInternet:
+    """The virtual internet, by a short name."""
+    return virtual_internet

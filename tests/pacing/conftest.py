@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import Config, PacingConfig
+from gatekeeper.config import Config
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.queue.polite import PoliteQueue
-from tests.pacing_support import FakeStorage
+from tests.pacing_support import FakeStorage, scheduler_on
 from tests.queue_support import Crawl, FakeGate
 
 
@@ -30,20 +30,8 @@ async def make(clock: VirtualClock) -> AsyncIterator[Callable[..., Scheduler]]:
     """Return a factory of opened schedulers, which are closed after the test."""
     made: list[Scheduler] = []
 
-    async def build(
-        config: Config | None = None,
-        *,
-        storage: object = None,
-        ledger: object = None,
-        **pacing: object,
-    ) -> Scheduler:
-        scheduler = Scheduler(
-            config or Config(pacing=PacingConfig(**pacing)),  # type: ignore[arg-type]
-            clock=clock,
-            rng=random.Random(7),
-            storage=storage,  # type: ignore[arg-type]
-            ledger=ledger,  # type: ignore[arg-type]
-        )
+    async def build(config: Config | None = None, **given: Any) -> Scheduler:
+        scheduler = scheduler_on(clock, config, seed=7, **given)
         made.append(scheduler)
         await scheduler.open()
         return scheduler

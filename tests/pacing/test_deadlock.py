@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import (
-    Config,
     Gatekeeper,
     LeaseTimeout,
     PoliteQueue,
@@ -25,31 +23,17 @@ from gatekeeper import (
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.deadlock import Choice, WaitGraph, WaitsForItself
 from gatekeeper.pacing.waiters import Need
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import Drip, FakeInternet, Stall, redirect
-
-MakeGate = Callable[..., AbstractAsyncContextManager[Gatekeeper]]
-ALLOWED = {"allow": ["127.0.0.0/8", "*.test"]}
-QUICK = {"default_interval": 0.0}
+from tests.pacing_support import nobody_waits
 
 
 @pytest.fixture
-def net(virtual_internet: FakeInternet) -> FakeInternet:
-    for name in ("a.test", "b.test", "c.test", "d.test", "e.test"):
-        virtual_internet.site(name).robots("").otherwise("x")
-    return virtual_internet
-
-
-@pytest.fixture
-def make_gate(net: FakeInternet) -> MakeGate:
-    @asynccontextmanager
-    async def make(**tables: Any) -> AsyncIterator[Gatekeeper]:
-        tables = {"guard": ALLOWED, "pacing": QUICK, **tables}
-        async with Gatekeeper(
-            "testbot/1.0", config=Config.from_dict(tables), resolver=net.resolver, clock=net.clock
-        ) as gate:
-            yield gate
-
-    return make
+async def net() -> AsyncIterator[FakeInternet]:
+    async with FakeInternet(clock=VirtualClock()) as made:
+        for name in ("a.test", "b.test", "c.test", "d.test", "e.test"):
+            made.site(name).robots("").otherwise("x")
+        yield made
 
 
 async def crossing(gate: Gatekeeper, names: list[str]) -> list[str | None]:
@@ -71,10 +55,10 @@ async def crossing(gate: Gatekeeper, names: list[str]) -> list[str | None]:
 
 @pytest.mark.parametrize("names", [["a.test", "b.test"], [f"{n}.test" for n in "abcde"]])
 async def test_tasks_that_wait_in_a_circle_end_by_own_wait_and_are_told_what_each_holds(
-    net: FakeInternet, make_gate: MakeGate, names: list[str]
+    net: FakeInternet, names: list[str]
 ) -> None:
     async def run() -> list[str | None]:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
             return await crossing(gate, names)
 
     refused = [text for text in await net.drive(run()) if text is not None]
@@ -84,9 +68,7 @@ async def test_tasks_that_wait_in_a_circle_end_by_own_wait_and_are_told_what_eac
     assert net.clock.monotonic() == pytest.approx(30.0, abs=1.0)
 
 
-async def test_a_circle_of_waits_needs_every_slot_of_a_host(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_circle_of_waits_needs_every_slot_of_a_host(net: FakeInternet) -> None:
     """With two slots there is a cycle only if both are held by waiting tasks."""
     hosts = [{"match": "a.test", "concurrency": 2}]
 
@@ -123,7 +105,7 @@ async def test_a_circle_of_waits_needs_every_slot_of_a_host(
                 await want("http://a.test/y")
             await asyncio.gather(*tasks)
 
-        async with make_gate(host=hosts) as gate:
+        async with gate_on(net, open_config(pacing=QUICK, host=hosts)) as gate:
             # Not a child of the waiting task: each task is started by one that holds no lease.
             await asyncio.create_task(holds_b(asyncio.Event()))
         return refused
@@ -134,9 +116,7 @@ async def test_a_circle_of_waits_needs_every_slot_of_a_host(
     assert [text is None for text in refused].count(False) == 1
 
 
-async def test_hosts_of_a_group_make_a_circle_of_waits(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_hosts_of_a_group_make_a_circle_of_waits(net: FakeInternet) -> None:
     tables = {
         "group": [{"name": "g", "interval": 0.0, "concurrency": 1}],
         "host": [{"match": "a.test", "group": "g"}, {"match": "c.test", "group": "g"}],
@@ -154,7 +134,7 @@ async def test_hosts_of_a_group_make_a_circle_of_waits(
         holds.set()
 
     async def run() -> None:
-        async with make_gate(**tables) as gate:
+        async with gate_on(net, open_config(pacing=QUICK, **tables)) as gate:
             await asyncio.gather(
                 one(gate, "http://a.test/1", "http://b.test/2"),
                 one(gate, "http://b.test/3", "http://c.test/4"),  # c shares its slot with a
@@ -165,11 +145,9 @@ async def test_hosts_of_a_group_make_a_circle_of_waits(
     assert net.clock.monotonic() == pytest.approx(30.0, abs=3.0)
 
 
-async def test_max_in_flight_makes_a_circle_of_waits(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_max_in_flight_makes_a_circle_of_waits(net: FakeInternet) -> None:
     async def run() -> list[str | None]:
-        async with make_gate(pacing={**QUICK, "max_in_flight": 2}) as gate:
+        async with gate_on(net, open_config(pacing={**QUICK, "max_in_flight": 2})) as gate:
             for name in ("c.test", "d.test"):
                 await gate.check(f"http://{name}/")
             holding = asyncio.Barrier(2)
@@ -198,7 +176,7 @@ async def test_open_responses_make_a_circle_of_waits(net: FakeInternet) -> None:
     async def run() -> None:
         async with polite_session(
             "testbot/1.0",
-            config=Config.from_dict({"guard": ALLOWED, "pacing": QUICK}),
+            config=open_config(pacing=QUICK),
             resolver=net.resolver,
             clock=net.clock,
         ) as session:
@@ -221,13 +199,11 @@ async def test_open_responses_make_a_circle_of_waits(net: FakeInternet) -> None:
     assert net.clock.monotonic() == pytest.approx(30.0, abs=3.0)
 
 
-async def test_leases_of_a_queue_make_a_circle_of_waits(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_leases_of_a_queue_make_a_circle_of_waits(net: FakeInternet) -> None:
     refused: list[str] = []
 
     async def run() -> None:
-        async with make_gate() as gate, PoliteQueue(gate) as queue:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate, PoliteQueue(gate) as queue:
             await queue.put("http://a.test/held")
             await queue.put("http://b.test/held")
 
@@ -248,14 +224,12 @@ async def test_leases_of_a_queue_make_a_circle_of_waits(
     assert refused[0].count("/held") == 2
 
 
-async def test_a_get_from_a_queue_is_part_of_a_circle_of_waits(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_get_from_a_queue_is_part_of_a_circle_of_waits(net: FakeInternet) -> None:
     """One task holds a and is in `get` with only URLs of b; the other holds b and asks for a."""
     refused: list[str] = []
 
     async def run() -> None:
-        async with make_gate() as gate, PoliteQueue(gate) as queue:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate, PoliteQueue(gate) as queue:
 
             async def getting() -> None:
                 async with gate.lease("http://a.test/held"):
@@ -283,13 +257,11 @@ async def test_a_get_from_a_queue_is_part_of_a_circle_of_waits(
     assert "http://b.test/held" in text
 
 
-async def test_a_get_with_another_host_in_the_queue_is_not_refused(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_get_with_another_host_in_the_queue_is_not_refused(net: FakeInternet) -> None:
     net.site("b.test").robots("User-agent: *\nCrawl-delay: 60\n")
 
     async def run() -> str:
-        async with make_gate() as gate, PoliteQueue(gate) as queue:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate, PoliteQueue(gate) as queue:
             async with gate.lease("http://b.test/1") as lease:
                 lease.report(status=200)
             async with gate.lease("http://a.test/held"):
@@ -302,12 +274,12 @@ async def test_a_get_with_another_host_in_the_queue_is_not_refused(
 
 
 async def test_a_get_is_refused_as_soon_as_only_its_own_host_is_in_the_queue(
-    net: FakeInternet, make_gate: MakeGate
+    net: FakeInternet,
 ) -> None:
     """The queue is empty at first, so any URL may come; then one of the held host is put."""
 
     async def run() -> tuple[float, str]:
-        async with make_gate() as gate, PoliteQueue(gate) as queue:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate, PoliteQueue(gate) as queue:
 
             async def putting() -> None:
                 await net.clock.sleep(100.0)
@@ -333,12 +305,12 @@ async def test_a_get_is_refused_as_soon_as_only_its_own_host_is_in_the_queue(
 
 @pytest.mark.parametrize("let_go", [None, 12.0])
 async def test_a_child_in_get_whose_parent_holds_the_host_waits_for_a_while(
-    net: FakeInternet, make_gate: MakeGate, caplog: pytest.LogCaptureFixture, let_go: float | None
+    net: FakeInternet, caplog: pytest.LogCaptureFixture, let_go: float | None
 ) -> None:
     """Whether the parent awaits the child can't be known: first a warning, then a refusal."""
 
     async def run() -> tuple[str, float]:
-        async with make_gate() as gate, PoliteQueue(gate) as queue:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate, PoliteQueue(gate) as queue:
             await queue.put("http://a.test/queued")
 
             async def child() -> str:
@@ -369,12 +341,12 @@ async def test_a_child_in_get_whose_parent_holds_the_host_waits_for_a_while(
 
 
 async def test_a_task_that_releases_its_lease_before_the_next_ends_the_circle(
-    net: FakeInternet, make_gate: MakeGate
+    net: FakeInternet,
 ) -> None:
     """A holds a and waits for b. B holds b, and asks for a only after releasing b."""
 
     async def run() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def first() -> None:
                 async with gate.lease("http://a.test/1"):
@@ -417,7 +389,6 @@ async def by_create_task(work: Any) -> None:
 @pytest.mark.parametrize("own_wait", [30.0, 7.0, 3.0])
 async def test_a_child_of_a_task_that_holds_the_host_is_warned_and_then_refused(
     net: FakeInternet,
-    make_gate: MakeGate,
     caplog: pytest.LogCaptureFixture,
     start: Callable[[Awaitable[None]], Awaitable[None]],
     own_wait: float,
@@ -437,7 +408,10 @@ async def test_a_child_of_a_task_that_holds_the_host_is_warned_and_then_refused(
 
     async def run() -> None:
         pacing = {**QUICK, "own_wait": own_wait}
-        async with make_gate(pacing=pacing) as gate, gate.lease("http://a.test/parent"):
+        async with (
+            gate_on(net, open_config(pacing=pacing)) as gate,
+            gate.lease("http://a.test/parent"),
+        ):
             await start(child(gate))
 
     with caplog.at_level(logging.WARNING, "gatekeeper"):
@@ -455,7 +429,7 @@ async def test_a_child_of_a_task_that_reads_a_response_is_refused_after_own_wait
     async def run() -> float:
         async with polite_session(
             "testbot/1.0",
-            config=Config.from_dict({"guard": ALLOWED, "pacing": QUICK}),
+            config=open_config(pacing=QUICK),
             resolver=net.resolver,
             clock=net.clock,
         ) as session:
@@ -482,7 +456,7 @@ async def test_a_crawler_starts_tasks_for_links_while_it_reads_the_page(
     async def run() -> None:
         async with polite_session(
             "testbot/1.0",
-            config=Config.from_dict({"guard": ALLOWED, "pacing": QUICK}),
+            config=open_config(pacing=QUICK),
             resolver=net.resolver,
             clock=net.clock,
         ) as session:
@@ -502,13 +476,11 @@ async def test_a_crawler_starts_tasks_for_links_while_it_reads_the_page(
     assert len([text for text in caplog.messages if "/page" in text]) == 5  # one per child
 
 
-async def test_own_wait_counts_only_while_the_same_lease_is_in_the_way(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_own_wait_counts_only_while_the_same_lease_is_in_the_way(net: FakeInternet) -> None:
     """The parent's lease ends after 20 s; then another lease blocks, which is not a parent's."""
 
     async def run() -> float:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def child() -> None:
                 async with gate.lease("http://a.test/child"):
@@ -530,13 +502,13 @@ async def test_own_wait_counts_only_while_the_same_lease_is_in_the_way(
 
 
 async def test_children_that_wait_for_the_hosts_of_each_others_parents_are_refused(
-    net: FakeInternet, make_gate: MakeGate
+    net: FakeInternet,
 ) -> None:
     """Like tasks of `asyncio.wait_for` before Python 3.12: neither parent waits itself."""
     refused: list[str] = []
 
     async def run() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def child(url: str) -> None:
                 async with gate.lease(url):
@@ -558,15 +530,13 @@ async def test_children_that_wait_for_the_hosts_of_each_others_parents_are_refus
     assert net.clock.monotonic() < 40.0
 
 
-async def test_a_task_outside_a_circle_of_waits_is_not_refused(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_task_outside_a_circle_of_waits_is_not_refused(net: FakeInternet) -> None:
     """P's child waits for P's host a. A stranger that was started under another lease waits for a
     as well. When P's child is refused and P continues, the stranger gets its lease."""
     got: list[str] = []
 
     async def run() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def want(name: str) -> None:
                 try:
@@ -593,11 +563,12 @@ async def test_a_task_outside_a_circle_of_waits_is_not_refused(
     assert got == ["child refused", "stranger"]
 
 
-async def test_a_cancelled_child_is_cancelled_and_not_refused(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_cancelled_child_is_cancelled_and_not_refused(net: FakeInternet) -> None:
     async def run() -> None:
-        async with make_gate() as gate, gate.lease("http://a.test/parent"):
+        async with (
+            gate_on(net, open_config(pacing=QUICK)) as gate,
+            gate.lease("http://a.test/parent"),
+        ):
 
             async def child() -> None:
                 async with gate.lease("http://a.test/child"):
@@ -631,12 +602,12 @@ def is_own_lease(decision: Any, *urls: str) -> None:
 
 
 async def test_a_file_redirected_to_a_host_the_asker_holds_defers_with_own_lease(
-    redirected_file: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet,
 ) -> None:
     net = redirected_file
 
     async def run() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
             async with gate.lease("http://a.test/x"):
                 is_own_lease(await gate.check("http://c.test/y"), "http://a.test/x")
                 # The retrieval continues to wait, so a task that joins it is refused too.
@@ -660,12 +631,12 @@ async def test_a_file_redirected_to_a_host_the_asker_holds_defers_with_own_lease
 
 
 async def test_a_task_without_a_lease_waits_for_a_file_redirected_to_a_held_host(
-    redirected_file: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet,
 ) -> None:
     net = redirected_file
 
     async def run() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def ask() -> Any:
                 return await gate.check("http://c.test/y")
@@ -680,12 +651,12 @@ async def test_a_task_without_a_lease_waits_for_a_file_redirected_to_a_held_host
 
 
 async def test_a_child_that_waits_for_a_file_redirected_to_a_held_host_is_refused(
-    redirected_file: FakeInternet, make_gate: MakeGate
+    redirected_file: FakeInternet,
 ) -> None:
     net = redirected_file
 
     async def run() -> float:
-        async with make_gate() as gate, gate.lease("http://a.test/x"):
+        async with gate_on(net, open_config(pacing=QUICK)) as gate, gate.lease("http://a.test/x"):
             began = net.clock.monotonic()
             decision = await asyncio.create_task(gate.check("http://c.test/y"))
             is_own_lease(decision, "http://a.test/x")
@@ -694,14 +665,12 @@ async def test_a_child_that_waits_for_a_file_redirected_to_a_held_host_is_refuse
     assert await net.drive(run()) == pytest.approx(30.0, abs=0.1)
 
 
-async def test_a_circle_of_waits_through_a_robots_txt_ends(
-    redirected_file: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_circle_of_waits_through_a_robots_txt_ends(redirected_file: FakeInternet) -> None:
     """A holds b and asks about c, whose file redirects to a; B holds a and waits for b."""
     net = redirected_file
 
     async def run() -> None:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def first() -> Any:
                 async with gate.lease("http://b.test/held"):
@@ -774,13 +743,11 @@ async def test_only_a_task_that_holds_every_slot_itself_is_refused_at_once(
     graph.close()
 
 
-async def test_a_long_download_of_another_task_refuses_nobody(
-    net: FakeInternet, make_gate: MakeGate
-) -> None:
+async def test_a_long_download_of_another_task_refuses_nobody(net: FakeInternet) -> None:
     """Only a lease counts whose task waits: this one is in use, and ends."""
 
     async def run() -> float:
-        async with make_gate() as gate:
+        async with gate_on(net, open_config(pacing=QUICK)) as gate:
 
             async def other() -> None:
                 async with gate.lease("http://b.test/long"):
@@ -797,12 +764,15 @@ async def test_a_long_download_of_another_task_refuses_nobody(
 
 
 async def test_the_cost_of_a_waiting_child_does_not_grow_with_their_number(
-    net: FakeInternet, make_gate: MakeGate
+    net: FakeInternet,
 ) -> None:
     """The work per child, counted instead of timed, does not grow with their number."""
 
     async def run(count: int) -> float:
-        async with make_gate() as gate, gate.lease("http://a.test/parent"):
+        async with (
+            gate_on(net, open_config(pacing=QUICK)) as gate,
+            gate.lease("http://a.test/parent"),
+        ):
             needs, asked = gate.parts.waits._needs, 0
 
             def counted(host: str, near: tuple[str, ...]) -> Any:
@@ -818,8 +788,7 @@ async def test_the_cost_of_a_waiting_child_does_not_grow_with_their_number(
                         pass
 
             await asyncio.gather(*(child(number) for number in range(count)))
-            assert len(gate.parts.waits) == 0
-            assert not gate.parts.waits._by_scope
+            assert nobody_waits(gate.parts.waits)
             return asked / count
 
     few = await net.drive(run(20))
@@ -831,7 +800,7 @@ async def test_a_session_forgets_the_leases_of_its_requests(net: FakeInternet) -
     async def run() -> None:
         async with polite_session(
             "testbot/1.0",
-            config=Config.from_dict({"guard": ALLOWED, "pacing": QUICK}),
+            config=open_config(pacing=QUICK),
             resolver=net.resolver,
             clock=net.clock,
         ) as session:

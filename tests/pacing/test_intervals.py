@@ -60,7 +60,7 @@ def test_every_part_of_an_interval_names_its_source() -> None:
     assert found.source == TEXT
 
 
-def test_jitter_only_adds() -> None:
+def test_jitter_lengthens_an_interval_and_never_shortens_it() -> None:
     rng = random.Random(3)
     drawn = [jittered(2.0, 0.5, rng) for _ in range(200)]
     assert min(drawn) >= 2.0

@@ -31,7 +31,7 @@ from gatekeeper.testing.memory_ledger import MemoryLedger
 from gatekeeper.testing.simulation import Account, Judge
 from tests.pacing.leases_together import LeasesTogether, Member, VirtualTime
 from tests.pacing.ledger_rules import LedgerRules
-from tests.pacing_support import due_at
+from tests.pacing_support import due_at, scheduler_on
 
 HOSTS = ("a.example", "b.example", "c.example")
 
@@ -91,33 +91,34 @@ class FarLedger:
         if self.rng.random() < self.failing:
             raise ConnectionError("the wire is down")
 
+    async def carry(
+        self, kind: str, names: list[str], call: Callable[..., Awaitable[Any]], given: Any
+    ) -> Any:
+        """Make a call of some tokens or scopes, whose answer comes back."""
+        await self.wire()
+        found = await call(given)
+        await self.wire()
+        return found
+
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
         self.calls += 1
         self.asked += len(requests)
-        await self.wire()
-        answers = await self.book.take(requests)
-        await self.wire()
-        return answers
+        tokens = [one.token for one in requests]
+        found: list[Granted | NotBefore]
+        found = await self.carry("take", tokens, self.book.take, requests)
+        return found
 
     async def head(self, tokens: Sequence[str]) -> None:
-        await self.wire()
-        await self.book.head(tokens)
-        await self.wire()
+        await self.carry("head", [*tokens], self.book.head, tokens)
 
     async def end(self, ends: Sequence[End]) -> None:
-        await self.wire()
-        await self.book.end(ends)
-        await self.wire()
+        await self.carry("end", [one.token for one in ends], self.book.end, ends)
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        await self.wire()
-        await self.book.renew(tokens)
-        await self.wire()
+        await self.carry("renew", [*tokens], self.book.renew, tokens)
 
     async def block(self, reports: Sequence[Report]) -> None:
-        await self.wire()
-        await self.book.block(reports)
-        await self.wire()
+        await self.carry("block", [one.scope for one in reports], self.book.block, reports)
 
     async def pause(self, scopes: Sequence[str]) -> None:
         await self.wire()
@@ -189,7 +190,7 @@ async def test_the_scheduler_keeps_intervals_over_an_unreliable_connection(
     clock: VirtualClock, seed: int
 ) -> None:
     ledger = FarLedger(clock, seed)
-    scheduler = Scheduler(CONFIG, clock=clock, rng=random.Random(seed), ledger=ledger)
+    scheduler = scheduler_on(clock, CONFIG, seed=seed, ledger=ledger)
     await scheduler.open()
     crawl = await crawl_with(clock, [scheduler], seed)
     assert not crawl.judge.violations
@@ -212,9 +213,7 @@ async def test_three_crawlers_over_one_ledger_keep_the_pace_together(
     """
     ledger = FarLedger(clock, seed, failing=0.0)
     ledger.rng = random.Random(seed)
-    schedulers = [
-        Scheduler(CONFIG, clock=clock, rng=random.Random(n), ledger=ledger) for n in range(3)
-    ]
+    schedulers = [scheduler_on(clock, CONFIG, seed=n, ledger=ledger) for n in range(3)]
     for scheduler in schedulers:
         await scheduler.open()
     crawl = Crawl(clock, seed)
@@ -249,7 +248,7 @@ class Together(Judge):
 
 async def test_a_ledger_that_is_down_grants_nothing(clock: VirtualClock) -> None:
     ledger = FarLedger(clock, 1, failing=1.0)
-    scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), ledger=ledger)
+    scheduler = scheduler_on(clock, ledger=ledger)
     await scheduler.open()
     task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=RobotsInterval))
     await clock.elapse(120.0)
@@ -319,34 +318,20 @@ class StrictLedger(FarLedger):
         self.under_way: list[tuple[str, str]] = []
         self.most = 0
 
-    async def _carry(self, kind: str, names: Sequence[str], call: Awaitable[Any]) -> Any:
+    async def carry(
+        self, kind: str, names: list[str], call: Callable[..., Awaitable[Any]], given: Any
+    ) -> Any:
         self.left.append((self.clock.monotonic(), kind, tuple(names)))
         mine = [(kind, name) for name in names]
         assert not set(mine) & set(self.under_way)
         self.under_way += mine
         self.most = max(self.most, sum(kind == "take" for kind, _ in self.under_way))
         await self.clock.sleep(self.ONE_WAY)
-        found = await call
+        found = await call(given)
         await self.clock.sleep(self.ONE_WAY)
         for one in mine:
             self.under_way.remove(one)
         return found
-
-    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        tokens = [one.token for one in requests]
-        found: list[Granted | NotBefore] = await self._carry(
-            "take", tokens, self.book.take(requests)
-        )
-        return found
-
-    async def head(self, tokens: Sequence[str]) -> None:
-        await self._carry("head", tokens, self.book.head(tokens))
-
-    async def end(self, ends: Sequence[End]) -> None:
-        await self._carry("end", [one.token for one in ends], self.book.end(ends))
-
-    async def block(self, reports: Sequence[Report]) -> None:
-        await self._carry("block", [one.scope for one in reports], self.book.block(reports))
 
     def moments(self, kind: str) -> list[float]:
         return [moment for moment, name, _ in self.left if name == kind]

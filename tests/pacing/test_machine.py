@@ -20,10 +20,9 @@ from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH
-from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.simulation import Account, Judge
-from tests.pacing_support import FakeStorage
+from tests.pacing_support import FakeStorage, scheduler_on
 
 HOSTS = ("a.example", "b.example", "c.example", "d.example")
 GROUPED = ("b.example", "c.example")
@@ -61,9 +60,7 @@ class Politeness(RuleBasedStateMachine):
         self.loop.run_until_complete(self.start())
 
     async def start(self) -> None:
-        self.scheduler = Scheduler(
-            CONFIG, clock=self.clock, rng=random.Random(1), storage=self.storage
-        )
+        self.scheduler = scheduler_on(self.clock, CONFIG, storage=self.storage)
         await self.scheduler.open()
 
     def settle(self) -> None:

@@ -8,12 +8,12 @@ import random
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import Config
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.testing.simulation import Account, Judge
 from tests.effort import LONG
 from tests.pacing.test_ledger import FarLedger
+from tests.pacing_support import scheduler_on
 
 MANY = 1000 if LONG else 200
 WISH = RobotsInterval(1.0, "crawl-delay 1 s")
@@ -42,9 +42,7 @@ async def test_a_fleet_keeps_one_pace_and_asks_twice_a_lease(
 ) -> None:
     wire, rng, judge = Wire(clock, 1, lost), random.Random(3), Judge()
     accounts = {f"h{number}": Account(1.0) for number in range(hosts)}
-    fleet = [
-        Scheduler(Config(), clock=clock, rng=random.Random(n), ledger=wire) for n in range(members)
-    ]
+    fleet = [scheduler_on(clock, seed=n, ledger=wire) for n in range(members)]
     for scheduler in fleet:
         await scheduler.open()
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.pacing.grants import Grant
-from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import UNKNOWN
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
-from tests.pacing_support import FakeStorage, due_at, is_paused
+from tests.pacing_support import FakeStorage, due_at, is_paused, scheduler_on
 
 HOST = "a.example"
 DAY = 86_400.0
@@ -30,12 +27,7 @@ class Runs:
         self.storage = FakeStorage()
 
     async def start(self, **pacing: object) -> None:
-        self.scheduler = Scheduler(
-            Config(pacing=PacingConfig(**pacing)),  # type: ignore[arg-type]
-            clock=self.clock,
-            rng=random.Random(1),
-            storage=self.storage,
-        )
+        self.scheduler = scheduler_on(self.clock, storage=self.storage, **pacing)
         await self.scheduler.open()
 
     async def take(self, seconds: float | None = 10.0, host: str = HOST) -> Grant:

@@ -126,7 +126,7 @@ async def test_get_nowait_calls_on_denied_for_denied_urls(
         assert told == [page("a", number) for number in range(3)]
 
 
-async def test_on_denied_may_be_an_object_that_is_false(
+async def test_on_denied_is_called_though_it_is_an_object_that_is_false(
     gate: FakeGate, clock: VirtualClock
 ) -> None:
     class Told(list[Decision]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,7 +16,7 @@ from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
-from tests.pacing_support import add_rule, hosts_of, is_paused
+from tests.pacing_support import add_rule, hosts_of, is_paused, scheduler_on
 
 A, B = "a.example", "b.example"
 Make = Callable[..., Coroutine[Any, Any, Scheduler]]
@@ -123,7 +122,9 @@ async def test_hosts_do_not_wait_for_each_other(visitor: Visitor, clock: Virtual
     assert visitor.names == ["first", "elsewhere"]
 
 
-async def test_higher_priority_first_then_first_come(visitor: Visitor, clock: VirtualClock) -> None:
+async def test_leases_go_by_priority_and_then_by_arrival(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
     visitor.ask("now")
     await clock.settle()
     for name, priority in (("x", 0), ("y", 5), ("z", 0), ("w", 5)):
@@ -760,7 +761,7 @@ async def test_close_does_not_wait_for_ever(visitor: Visitor, clock: VirtualCloc
 
 
 async def test_nothing_is_granted_before_open(clock: VirtualClock) -> None:
-    scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1))
+    scheduler = scheduler_on(clock)
     with pytest.raises(GateClosed):
         await scheduler.acquire("u", A, admit=wish(0.0))
 

@@ -54,15 +54,16 @@ class Crawl:
     def __init__(self, scheduler: Scheduler, *, every_step: bool) -> None:
         self.scheduler = scheduler
         self.recorder = Recorder()
-        scheduler._engine.promises = self.recorder  # type: ignore[assignment]
+        self.engine = scheduler._engine
+        self.engine.promises = self.recorder  # type: ignore[assignment]
         self.every_step = every_step
         # So that each report is evaluated, and each end of a lease looks for waiters.
-        scheduler._engine.learns_latency = every_step
+        self.engine.learns_latency = every_step
         self.open: list[Grant] = []
 
     def step(self, kind: int, host: str, wish: RobotsInterval, pick: float, status: int) -> Any:
         if self.every_step:
-            self.scheduler._engine.overdue = True
+            self.engine.overdue = True
             wish = RobotsInterval(wish.seconds, wish.source)  # never the same object
         if kind < 3:
             scope_of(self.scheduler, host)
@@ -81,7 +82,6 @@ class Crawl:
         return grant.release() if kind < 8 else grant.give_back()
 
     def state(self) -> Any:
-        engine = self.scheduler._engine
         return (
             [
                 (
@@ -96,7 +96,7 @@ class Crawl:
             ],
             self.recorder.promises,
             self.scheduler.stats(),
-            len(engine.leases),
+            len(self.engine.leases),
         )
 
 

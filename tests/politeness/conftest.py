@@ -11,8 +11,9 @@ import pytest
 from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.storage.base import Storage
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet
-from tests.politeness.world import AGENT, WALL, config
+from tests.politeness.world import AGENT, WALL
 
 MakeGate = Callable[..., Gatekeeper]
 
@@ -33,10 +34,10 @@ def make_gate(internet: FakeInternet, clock: VirtualClock) -> MakeGate:
     """Return a gate on the internet, not yet open. Keywords are sections of its configuration."""
 
     def make(*, storage: Storage | None = None, seed: int = 7, **settings: Any) -> Gatekeeper:
-        return Gatekeeper(
-            AGENT,
-            config=config(**settings),
-            resolver=internet.resolver,
+        return gate_on(
+            internet,
+            open_config(**settings),
+            agent=AGENT,
             clock=clock,
             storage=storage,
             rng=random.Random(seed),

@@ -12,7 +12,8 @@ from aiohttp.abc import AbstractResolver
 from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
 from gatekeeper.clock import Clock
 from gatekeeper.storage.base import Storage
-from tests.politeness.world import AGENT, config
+from tests.gate_support import open_config
+from tests.politeness.world import AGENT
 
 Fetch = Callable[[str], Awaitable[int]]
 """Fetches a URL, following redirects, and returns the status."""
@@ -24,7 +25,7 @@ async def polite_fetch(
 ) -> AsyncIterator[Fetch]:
     """Fetch with `polite_session`, resolving each name again."""
     async with polite_session(
-        user_agent=AGENT, config=config(), resolver=resolver, clock=clock, storage=storage
+        user_agent=AGENT, config=open_config(), resolver=resolver, clock=clock, storage=storage
     ) as session:
 
         async def fetch(url: str) -> int:

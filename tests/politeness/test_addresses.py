@@ -25,10 +25,11 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.guard import ANSWER_SECONDS, HostAddresses
 from gatekeeper.session import session_gate
+from tests.gate_support import open_config
 from tests.internet import Fail, FakeInternet, Page
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
-from tests.politeness.world import AGENT, config
+from tests.politeness.world import AGENT
 
 EPSILON = 1e-6
 PACING = {"address_interval": 5.0, "default_interval": 0.0}
@@ -52,7 +53,7 @@ async def test_two_hosts_of_one_address_share_its_interval_robots_txt_included(
     async def run() -> None:
         async with polite_session(
             user_agent=AGENT,
-            config=config(pacing=PACING),
+            config=open_config(pacing=PACING),
             resolver=internet.resolver,
             clock=clock,
         ) as session:
@@ -218,7 +219,7 @@ async def test_a_callers_session_is_paced_by_the_given_resolver(
             aiohttp.ClientSession(connector=connector) as session,
             Gatekeeper(
                 AGENT,
-                config=config(pacing=PACING),
+                config=open_config(pacing=PACING),
                 session=session,
                 resolver=internet.resolver,
                 clock=clock,
@@ -358,7 +359,7 @@ async def test_a_name_that_resolves_only_at_the_connection_shares_the_clock_of_i
     async def run() -> None:
         async with polite_session(
             AGENT,
-            config=config(pacing=PACING),
+            config=open_config(pacing=PACING),
             resolver=Flaky(internet.resolver, failures, error),
             clock=clock,
         ) as session:
@@ -385,7 +386,7 @@ async def test_names_that_only_the_callers_session_can_resolve_share_one_clock(
             aiohttp.ClientSession(connector=connector) as session,
             Gatekeeper(
                 AGENT,
-                config=config(pacing=PACING),
+                config=open_config(pacing=PACING),
                 session=session,
                 resolver=Flaky(internet.resolver, 10**9, ERRORS[0]),
                 clock=clock,

@@ -7,7 +7,6 @@ granted. A clock that counts from the wrong moment is therefore detected.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -17,23 +16,15 @@ import aiohttp
 import pytest
 
 from gatekeeper import Gatekeeper, PoliteQueue
-from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.grants import Grant
 from tests.effort import LONG
+from tests.gate_support import open_config
 from tests.internet import FakeInternet
 from tests.politeness.crawling import Fetch, crawl, polite_fetch
-from tests.politeness.world import AGENT, WALL, World, config
+from tests.politeness.world import AGENT, World
 
 HOSTS = 200 if LONG else 85
 """85: each kind of robots.txt, of which there are 17, with each of five kinds of redirects."""
-
-
-@pytest.fixture
-async def internet() -> AsyncIterator[FakeInternet]:
-    async with FakeInternet(
-        clock=VirtualClock(wall=WALL), rng=random.Random(20261120), dns_delay=(0.0, 0.3)
-    ) as net:
-        yield net
 
 
 def plain_session(internet: FakeInternet) -> aiohttp.ClientSession:
@@ -49,7 +40,7 @@ async def gate_over(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
     """A gate that fetches robots.txt through such a session."""
     async with (
         plain_session(internet) as session,
-        Gatekeeper(AGENT, config=config(), session=session, clock=internet.clock) as gate,
+        Gatekeeper(AGENT, config=open_config(), session=session, clock=internet.clock) as gate,
     ):
         yield gate
 

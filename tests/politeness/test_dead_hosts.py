@@ -14,9 +14,10 @@ from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
 from gatekeeper.clock import VirtualClock
 from gatekeeper.session import session_gate
 from tests.effort import LONG, some_of
+from tests.gate_support import open_config
 from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
-from tests.politeness.world import AGENT, config
+from tests.politeness.world import AGENT
 
 WARM = [f"warm{n}.test" for n in range(3 if LONG else 2)]
 SPAN = 20.0
@@ -72,7 +73,7 @@ async def crawling(
 ) -> AsyncIterator[Crawl]:
     for name in WARM:
         internet.site(name).robots("").otherwise("page")
-    settings = config(**{"pacing": {"default_interval": 0.2}, **sections})
+    settings = open_config(**{"pacing": {"default_interval": 0.2}, **sections})
     async with polite_session(
         user_agent=AGENT, config=settings, resolver=internet.resolver, clock=clock
     ) as session:

@@ -10,9 +10,10 @@ import pytest
 from gatekeeper import Gatekeeper, PoliteQueue, polite_session
 from gatekeeper.clock import VirtualClock
 from tests.crawl.crawling import fetch
+from tests.gate_support import gate_on, open_config
 from tests.internet import FakeInternet, Page
 from tests.politeness.conftest import MakeGate
-from tests.politeness.world import AGENT, config
+from tests.politeness.world import AGENT
 
 DEFAULT = 30.0
 URL = "http://a.test/x"
@@ -21,7 +22,7 @@ Way = Callable[[FakeInternet, dict[str, Any]], Awaitable[float | None]]
 
 
 def _gate(net: FakeInternet, settings: dict[str, Any]) -> Gatekeeper:
-    return Gatekeeper(AGENT, config=config(**settings), resolver=net.resolver, clock=net.clock)
+    return gate_on(net, open_config(**settings), agent=AGENT)
 
 
 async def _embedded(net: FakeInternet, settings: dict[str, Any]) -> float:
@@ -39,13 +40,15 @@ async def _queue(net: FakeInternet, settings: dict[str, Any]) -> float:
 
 
 async def _session(net: FakeInternet, settings: dict[str, Any]) -> None:
-    made = polite_session(AGENT, config=config(**settings), resolver=net.resolver, clock=net.clock)
+    made = polite_session(
+        AGENT, config=open_config(**settings), resolver=net.resolver, clock=net.clock
+    )
     async with made as session, session.get(URL) as response:
         await response.read()
 
 
 async def _command(net: FakeInternet, settings: dict[str, Any]) -> None:
-    await fetch(net, URL, config=config(**settings))
+    await fetch(net, URL, config=open_config(**settings))
 
 
 WAYS: dict[str, Way] = {

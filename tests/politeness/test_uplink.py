@@ -14,11 +14,12 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
 from tests.effort import some_of
+from tests.gate_support import open_config
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
 from tests.memory_storage import MemoryStorage
 from tests.pacing_support import scopes_of
 from tests.politeness.dead import Dials
-from tests.politeness.world import AGENT, config
+from tests.politeness.world import AGENT
 
 
 class Crawl:
@@ -77,7 +78,7 @@ async def crawling(
 ) -> AsyncIterator[Crawl]:
     async with polite_session(
         user_agent=AGENT,
-        config=config(),
+        config=open_config(),
         resolver=internet.resolver,
         clock=clock,
         storage=storage,

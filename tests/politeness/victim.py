@@ -28,6 +28,7 @@ from gatekeeper.clock import Boot, VirtualClock
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
 from gatekeeper.storage.writer import Writer
+from tests.forking import fork_for_each, say
 from tests.internet.names import Names
 from tests.politeness.crawling import crawl, polite_fetch
 
@@ -54,10 +55,6 @@ def read_line() -> bytes:
             return b""
         line += octet
     return line
-
-
-def say(text: str) -> None:
-    os.write(1, f"{text}\n".encode())
 
 
 async def live(job: Job) -> None:
@@ -133,16 +130,7 @@ async def live(job: Job) -> None:
                 return
 
 
-def main() -> None:
-    while line := read_line():
-        child = os.fork()
-        if child == 0:
-            say(f"pid {os.getpid()}")
-            asyncio.run(live(msgspec.json.decode(line, type=Job)))
-            os._exit(0)
-        os.waitpid(child, 0)
-        say("dead")
-
-
 if __name__ == "__main__":
-    main()
+    fork_for_each(
+        iter(read_line, b""), lambda line: asyncio.run(live(msgspec.json.decode(line, type=Job)))
+    )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
-from gatekeeper import Config
 from gatekeeper.testing import Breach, Manners, Seen, answers, judge
 from tests.internet import Behaviour, Drip, FakeInternet, Page, redirect
 
@@ -30,11 +28,6 @@ MANNERS = (
     Manners(visits=(("1400", "1414"), ("1430", "1459")), delay=9.9),
     Manners(visits=(("1400", "1413"), ("1415", "1415"), ("1417", "1459")), delay=0.7),
 )
-
-
-def config(**settings: Any) -> Config:
-    """The default settings, with the fake internet's addresses allowed."""
-    return Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}, **settings})
 
 
 @dataclass

@@ -8,7 +8,6 @@ import itertools
 import pytest
 
 from gatekeeper import (
-    Config,
     Decision,
     GateClosed,
     Gatekeeper,
@@ -19,10 +18,11 @@ from gatekeeper import (
 )
 from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.queue.polite import Turn
+from tests.gate_support import QUICK, gate_on, open_config
 from tests.internet import FakeInternet
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
-CONFIG = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}})
+CONFIG = open_config()
 
 
 async def test_urls_come_back_when_their_host_is_due(virtual_internet: FakeInternet) -> None:
@@ -34,9 +34,7 @@ async def test_urls_come_back_when_their_host_is_due(virtual_internet: FakeInter
     denied: list[Decision] = []
 
     async def crawl() -> None:
-        async with Gatekeeper(
-            AGENT, config=CONFIG, resolver=internet.resolver, clock=clock
-        ) as gate:
+        async with gate_on(internet, CONFIG, agent=AGENT, clock=clock) as gate:
             queue = PoliteQueue(gate, maxsize=100, on_denied=denied.append)
             for n in range(3):
                 await queue.put(f"http://slow.test/{n}")
@@ -67,12 +65,7 @@ async def test_a_lease_got_in_another_task_is_adopted_where_it_is_used(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots("").page("/x", "mine")
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
-            "pacing": {"default_interval": 0},
-        }
-    )
+    config = open_config(pacing=QUICK)
     async with polite_session(AGENT, config=config, resolver=internet.resolver) as session:
         queue = PoliteQueue(session_gate(session))
         await queue.put("http://a.test/x")
@@ -88,12 +81,7 @@ async def test_a_task_that_hands_leases_on_keeps_no_reference_to_them(
     internet: FakeInternet,
 ) -> None:
     site = internet.site("a.test").robots("")
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
-            "pacing": {"default_interval": 0},
-        }
-    )
+    config = open_config(pacing=QUICK)
     paths = [f"/{number}" for number in range(20)]
     for path in paths:
         site.page(path, path)
@@ -124,16 +112,11 @@ async def test_a_lease_that_expired_before_its_use_delays_nobody(
 ) -> None:
     internet, clock = virtual_internet, virtual_internet.clock
     internet.site("a.test").robots("User-agent: *\nRequest-rate: 1/2\n")
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
-            "pacing": {"lease_ttl": 5.0},
-        }
-    )
+    config = open_config(pacing={"lease_ttl": 5.0})
 
     async def run() -> list[str]:
         async with (
-            Gatekeeper(AGENT, config=config, resolver=internet.resolver, clock=clock) as gate,
+            gate_on(internet, config, agent=AGENT, clock=clock) as gate,
             PoliteQueue(gate) as queue,
         ):
             for number in range(2):
@@ -156,7 +139,7 @@ async def test_a_get_ends_when_the_gate_closes(
     internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 10\n")
 
     async def crawl() -> None:
-        gate = Gatekeeper(AGENT, config=CONFIG, resolver=internet.resolver, clock=clock)
+        gate = gate_on(internet, CONFIG, agent=AGENT, clock=clock)
         async with gate:
             queue = PoliteQueue(gate)
             if known:

@@ -113,7 +113,7 @@ def _no_faster(work: Callable[[str], object], small: str, large: str, factor: fl
 
 
 @pytest.mark.parametrize("field", VALUES)
-def test_a_value_costs_no_more_than_its_length(field: str) -> None:
+def test_a_long_value_in_a_file_is_read_in_linear_time(field: str) -> None:
     """Grown at its start, in the middle and at its end: a line for each in the same file."""
     head = "" if field == "user-agent" else "user-agent: bot\n"
     version = "robot-version: 2.0\n" if field in {"allow", "disallow"} else ""
@@ -147,7 +147,7 @@ def test_a_header_costs_no_more_than_its_length(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_many_different_rules_in_one_header(name: str) -> None:
+def test_many_different_rules_in_one_header_are_read_in_linear_time(name: str) -> None:
     """Each is new: what was said before must not be looked at again for each."""
     kinds: list[Callable[[int], str]] = [
         lambda n: f"a{n}",

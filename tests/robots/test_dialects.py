@@ -41,7 +41,7 @@ def test_readings_that_agree_are_no_conflict() -> None:
     assert (match.allowed, match.conflict) == (False, False)
 
 
-def test_declared_reading_may_be_the_stricter_one() -> None:
+def test_the_declared_reading_decides_where_it_is_the_stricter_one() -> None:
     """First match denies, longest match allows."""
     text = "User-agent: X\nRobot-version: 2.0\nDisallow: /a*\nAllow: /a/b*\n"
     match = ask(text, "/a/b")

@@ -36,7 +36,7 @@ def test_line_ends_at_cr_lf_or_both(end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
-def test_nothing_else_ends_a_line(end: str) -> None:
+def test_only_carriage_return_and_line_feed_end_a_line(end: str) -> None:
     """RFC-04: Python's own idea of line ends is wider."""
     assert not denies(f"User-agent: *\nDisallow: /a{end}Disallow: /b\n")
 
@@ -62,7 +62,7 @@ def test_wider_encodings_are_known_by_their_mark(encoding: str) -> None:
     assert not robots.policy("bot").allowed("/%C3%A9")
 
 
-def test_wide_file_is_cut_at_a_whole_line() -> None:
+def test_a_utf_16_file_is_cut_at_a_whole_line() -> None:
     body = ("\ufeffUser-agent: *\nDisallow: /b\n" + "Disallow: /c\n" * 10).encode("utf-16-le")
     robots = RobotsTxt.parse(body, limit=len(body) - 3)
     assert robots.truncated
@@ -167,7 +167,7 @@ def test_group_tells_the_version_that_it_declares() -> None:
     assert [(group.version, group.dialect) for group in robots.groups] == [("2.0.0", Dialect.V2)]
 
 
-def test_site_wide_records() -> None:
+def test_records_for_the_whole_site_are_kept_by_their_kind() -> None:
     """VND-12, VND-13, SIG-15"""
     robots = RobotsTxt.parse(
         "Sitemap: https://example.com/s.xml\n"
@@ -204,7 +204,7 @@ def test_equal_files_are_equal_and_hash_alike() -> None:
     assert one.policy("bot") != one.policy("bot", conflicts="declared")
 
 
-def test_survives_pickling() -> None:
+def test_a_policy_survives_pickling() -> None:
     policy = RobotsTxt.parse(b"\xef\xbb\xbfUser-agent: *\nDisallow: /\xe9\0\nDisallow: /b").policy(
         "b"
     )

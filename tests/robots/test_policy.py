@@ -43,7 +43,9 @@ def policy() -> Policy:
         ("/", True),
     ],
 )
-def test_answers_for_whole_urls_and_for_paths(policy: Policy, url: str, allowed: bool) -> None:
+def test_whole_urls_and_paths_have_one_answer_however_often_asked(
+    policy: Policy, url: str, allowed: bool
+) -> None:
     for _ in range(3):  # the first from the text, the second made ready, the third by memory
         assert policy.allowed(url) is allowed
     assert policy.match(url).allowed is allowed

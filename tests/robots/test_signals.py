@@ -226,7 +226,7 @@ def test_of_two_unavailable_after_dates_the_earlier_counts() -> None:
     assert signals_of("X-Robots-Tag", values).rules.unavailable_after == JUNE
 
 
-def test_moments_are_in_utc() -> None:
+def test_unavailable_after_is_in_utc() -> None:
     rules = signals_of("X-Robots-Tag", ["unavailable_after: 2027-06-25T17:00:00+02:00"]).rules
     assert rules.unavailable_after is not None
     assert rules.unavailable_after.tzinfo is UTC
@@ -299,7 +299,7 @@ def test_meta_robots_elements_give_the_rules_for_the_agent(html: str, names: set
     assert names_in(html.encode("utf-16")) == names
 
 
-def test_meta_robots_with_values() -> None:
+def test_rules_in_meta_robots_may_have_values() -> None:
     html = (
         '<meta name="robots" content="max-snippet:50, max-image-preview: Large">'
         '<meta name="bot" content="max-snippet:20, max-video-preview:-1">'
@@ -353,7 +353,7 @@ def test_the_cost_of_a_page_is_linear(piece: str, other: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*_BROKEN, '<meta name="robots" content="none">'])), st.text())
-def test_no_page_raises(pieces: list[str], text: str) -> None:
+def test_no_page_makes_its_reader_raise(pieces: list[str], text: str) -> None:
     broken = "".join(pieces)
     for html in (broken, text, broken.encode() + b"\xff\x00", text.encode("utf-16", "replace")):
         page_signals({}, "bot", html)
@@ -375,7 +375,9 @@ def test_no_page_raises(pieces: list[str], text: str) -> None:
         ([], None),
     ],
 )
-def test_tdm_reservation(values: list[str], reserved: bool | None) -> None:
+def test_a_tdm_reservation_is_1_or_0_and_anything_else_unknown(
+    values: list[str], reserved: bool | None
+) -> None:
     assert parse_tdm_reservation(values) is reserved
 
 
@@ -399,7 +401,7 @@ def test_tdm_reservation(values: list[str], reserved: bool | None) -> None:
         ("<", ()),
     ],
 )
-def test_licence_links(value: str, links: tuple[str, ...]) -> None:
+def test_links_to_a_license_become_absolute_urls(value: str, links: tuple[str, ...]) -> None:
     assert parse_license_links([value], url="https://example.com/a/b") == links
 
 
@@ -463,7 +465,7 @@ def test_no_header_value_raises(fields: list[tuple[str, str]]) -> None:
 
 
 @given(st.text(max_size=60))
-def test_no_line_raises(value: str) -> None:
+def test_no_line_about_usage_makes_its_reader_raise(value: str) -> None:
     parse_preferences(split_content_usage(value)[1])
     parse_content_signal(value)
     parse_clean_param(value)
@@ -495,7 +497,9 @@ def test_no_line_raises(value: str) -> None:
         ),
     ],
 )
-def test_challenges_to_machines(value: str, challenges: list[tuple[str, dict[str, str]]]) -> None:
+def test_challenges_to_pay_or_to_license_are_read(
+    value: str, challenges: list[tuple[str, dict[str, str]]]
+) -> None:
     found = page_signals({"WWW-Authenticate": value} if value else {}, "bot")
     assert [(each.scheme, each.params) for each in found.challenges] == challenges
     assert found.license_required == any(scheme == "license" for scheme, _ in challenges)

@@ -84,7 +84,7 @@ def test_a_broken_dictionary_is_none(text: str) -> None:
 
 
 @given(st.text(alphabet='aB*1-.;=,"\\:?@%() \tü', max_size=40))
-def test_no_text_raises(text: str) -> None:
+def test_no_structured_field_makes_its_reader_raise(text: str) -> None:
     usage_labels(text)
     rules_of(f"{text};noindex")
 

@@ -192,7 +192,7 @@ def test_a_window_may_go_past_midnight(clock: str, inside: bool) -> None:
     assert may_visit([NIGHT], at(clock)) is inside
 
 
-def test_a_window_of_one_minute() -> None:
+def test_a_window_of_one_minute_ends_with_that_minute() -> None:
     window = Window(time(7), time(7))
     assert may_visit([window], at("07:00:30"))
     assert not may_visit([window], at("07:01"))
@@ -312,7 +312,7 @@ def test_the_rule_of_thumb_is_ignored_where_the_file_has_timing() -> None:
     assert effective_interval(1.0, [], rule_of_thumb=True, at=NOW, took=60.0) == 1.0
 
 
-def test_values_compare_and_print() -> None:
+def test_windows_and_rates_print_as_written_and_hash_by_value() -> None:
     assert str(NIGHT) == "2200-0159"
     assert str(RequestRate(1, 600, NOON)) == "1/600s 1200-1229 UTC"
     assert math.isclose(RequestRate(3, 2).interval, 2 / 3)

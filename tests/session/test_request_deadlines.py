@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from gatekeeper import Config, VirtualClock, polite_session
+from gatekeeper import VirtualClock, polite_session
 from gatekeeper.clock import SharedTimer
 from gatekeeper.errors import HoldLapsed
 from gatekeeper.session.middleware import RequestDeadline, gate_middleware_with
+from tests.gate_support import QUICK, open_config
 from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
 
 T = TypeVar("T")
@@ -27,12 +28,7 @@ FIVE = aiohttp.ClientTimeout(total=5)
 async def polite(
     net: FakeInternet, concurrency: int = 1, **arguments: object
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    config = Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "*.test"]},
-            "pacing": {"default_interval": 0.0, "concurrency": concurrency},
-        }
-    )
+    config = open_config(pacing={**QUICK, "concurrency": concurrency})
     async with polite_session(
         user_agent="testbot/1.0",
         config=config,
@@ -115,10 +111,7 @@ async def timed_out(net: FakeInternet, work: Awaitable[object]) -> float:
 @pytest.mark.parametrize(
     "behaviour", [NeverAnswer(), Stall("begun"), Drip("x" * 99, size=1, every=1.0)]
 )
-async def test_head_and_body_end_with_the_total(
-    virtual_internet: FakeInternet, behaviour: object
-) -> None:
-    net = virtual_internet
+async def test_head_and_body_end_with_the_total(net: FakeInternet, behaviour: object) -> None:
     net.site("a.test").robots("").on("/", behaviour)
 
     async def crawl() -> None:
@@ -131,8 +124,7 @@ async def test_head_and_body_end_with_the_total(
     assert 5.0 <= await timed_out(net, crawl()) < 6.0
 
 
-async def test_hops_share_the_total(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_hops_share_the_total(net: FakeInternet) -> None:
     site = net.site("a.test").robots("")
     for number in range(9):
         site.on(f"/{number}", Page("", 302, {"Location": f"/{number + 1}"}, delay=2.0))
@@ -147,9 +139,8 @@ async def test_hops_share_the_total(virtual_internet: FakeInternet) -> None:
 
 @pytest.mark.parametrize("total", [0, None])
 async def test_a_request_without_a_total_has_no_deadline(
-    virtual_internet: FakeInternet, total: int | None
+    net: FakeInternet, total: int | None
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("").on("/go", redirect("/slow"))
     net.sites["a.test"].on("/slow", Page("at last", delay=4_000.0))
 
@@ -192,9 +183,8 @@ async def test_the_deadline_cancels_no_task_whose_attempt_has_failed() -> None:
     ("second", "ends"), [(Page("", 204), 20.0), (NeverAnswer(), 5.0), (Stall("begun"), 5.0)]
 )
 async def test_an_unread_first_attempt_leaves_the_deadline_to_the_second(
-    virtual_internet: FakeInternet, second: object, ends: float
+    net: FakeInternet, second: object, ends: float
 ) -> None:
-    net = virtual_internet
     net.site("a.test").robots("").on("/", Stall("begun")).on("/again", second)
     kept: list[aiohttp.ClientResponse] = []
 

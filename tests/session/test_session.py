@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 
 from gatekeeper import (
-    Config,
     ConfigError,
     Deferred,
     Denied,
@@ -27,25 +26,16 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.session import plain_session
+from tests.gate_support import QUICK, open_config
 from tests.internet import Drip, FakeInternet, Hold, Page, Reset, Stall, Truncated, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 
 
-def config(**settings: Any) -> Config:
-    return Config.from_dict(
-        {
-            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
-            "pacing": {"default_interval": 0.0},
-            **settings,
-        }
-    )
-
-
 @pytest.fixture
 async def session(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
     async with polite_session(
-        user_agent=AGENT, config=config(), resolver=internet.resolver
+        user_agent=AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver
     ) as session:
         yield session
 
@@ -229,7 +219,10 @@ async def test_waiting_for_a_lease_is_not_network_time(virtual_internet: FakeInt
 
     async def crawl() -> list[int]:
         async with polite_session(
-            user_agent=AGENT, config=config(), resolver=internet.resolver, clock=clock
+            user_agent=AGENT,
+            config=open_config(pacing=QUICK),
+            resolver=internet.resolver,
+            clock=clock,
         ) as session:
             statuses = []
             for _ in range(3):
@@ -252,7 +245,10 @@ async def test_the_body_counts_as_network_time(virtual_internet: FakeInternet) -
     async def crawl() -> None:
         async with (
             polite_session(
-                user_agent=AGENT, config=config(), resolver=internet.resolver, clock=clock
+                user_agent=AGENT,
+                config=open_config(pacing=QUICK),
+                resolver=internet.resolver,
+                clock=clock,
             ) as session,
             session.get("http://a.test/", timeout=aiohttp.ClientTimeout(total=5)) as response,
         ):
@@ -294,11 +290,11 @@ async def test_a_proxy_of_one_request_is_refused(session: aiohttp.ClientSession)
         await session.get("http://a.test/", proxy="http://127.0.0.1:3128")
 
 
-async def test_a_plain_session_with_the_middleware(internet: FakeInternet) -> None:
+async def test_the_middleware_makes_a_plain_session_obey(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/", "x")
     async with (
         internet.session() as robots_session,
-        Gatekeeper(AGENT, config=config(), session=robots_session) as gate,
+        Gatekeeper(AGENT, config=open_config(pacing=QUICK), session=robots_session) as gate,
         aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(resolver=internet.resolver),
             middlewares=(gate.middleware,),
@@ -317,7 +313,7 @@ async def test_session_gate_of_a_foreign_session_raises_lookup_error() -> None:
             session_gate(session)
 
 
-async def test_signals_of_a_response(
+async def test_the_signals_of_a_response_are_those_for_the_sessions_agent(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
     headers = {
@@ -366,14 +362,13 @@ async def test_the_connection_that_brought_robots_txt_brings_the_page(
     assert len(internet.connections) == 1
 
 
-async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeInternet) -> None:
+async def test_a_body_longer_than_a_lease_keeps_its_slot(net: FakeInternet) -> None:
     """The slot is held until the connection is released."""
-    net = virtual_internet
     site = net.site("a.test").robots("").on("/long", Drip("x" * 70, size=1, every=10.0))
     site.page("/next", "next")
 
     async def crawl() -> None:
-        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        config = open_config()
         async with polite_session(
             user_agent="testbot/1.0",
             config=config,
@@ -403,7 +398,7 @@ async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeI
 async def test_a_request_has_one_user_agent_field(internet: FakeInternet, headers: Any) -> None:
     site = internet.site("a.test").robots("").page("/", "")
     async with polite_session(
-        AGENT, config=config(), resolver=internet.resolver, headers=headers
+        AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver, headers=headers
     ) as session:
         await session.get("http://a.test/")
     lines = site.requests[-1].head.lower().split(b"\r\n")
@@ -427,7 +422,7 @@ async def test_a_response_dropped_without_closing_frees_the_slot_of_its_host(
     site.on("/cut", Truncated("half"))
     limit = aiohttp.ClientTimeout(total=total)
     async with polite_session(
-        AGENT, config=config(), resolver=internet.resolver, timeout=limit
+        AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver, timeout=limit
     ) as session:
 
         async def drop() -> None:
@@ -453,7 +448,7 @@ async def test_the_total_holds_for_a_body_that_outlives_its_lease(
     async def crawl() -> None:
         async with polite_session(
             AGENT,
-            config=config(),
+            config=open_config(pacing=QUICK),
             resolver=internet.resolver,
             clock=internet.clock,
             timeout=aiohttp.ClientTimeout(total=5),
@@ -523,9 +518,9 @@ async def test_an_aiohttp_session_with_the_middleware_repeats_without_a_lease(
 ) -> None:
     """The reason for `plain_session`; if aiohttp changes this, the README has to change."""
     site = repeated(internet)
-    connector = guarded_connector(config(), resolver=internet.resolver)
+    connector = guarded_connector(open_config(pacing=QUICK), resolver=internet.resolver)
     async with (
-        Gatekeeper(AGENT, config=config(), resolver=internet.resolver) as gate,
+        Gatekeeper(AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver) as gate,
         aiohttp.ClientSession(connector=connector) as session,
     ):
         await visit_twice(gate, session)
@@ -547,7 +542,9 @@ async def test_a_plain_session_does_not_repeat_a_request_with_its_own_middleware
     internet: FakeInternet,
 ) -> None:
     site = repeated(internet)
-    async with plain_session(AGENT, config=config(), resolver=internet.resolver) as session:
+    async with plain_session(
+        AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver
+    ) as session:
         async with session.get("http://a.test/x") as response:
             await response.read()
         with pytest.raises(aiohttp.ClientConnectionError):
@@ -561,9 +558,9 @@ async def test_a_plain_session_sends_each_request_once(
     internet: FakeInternet, own: dict[str, Any], mode: str
 ) -> None:
     site = repeated(internet)
-    settings = config(guard={"allow": ["127.0.0.0/8", "*.test"], "mode": mode})
+    settings = open_config(pacing=QUICK, guard={"allow": ["127.0.0.0/8", "*.test"], "mode": mode})
     async with (
-        Gatekeeper(AGENT, config=config(), resolver=internet.resolver) as gate,
+        Gatekeeper(AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver) as gate,
         plain_session(AGENT, config=settings, resolver=internet.resolver, **own) as session,
     ):
         with pytest.raises(aiohttp.ClientConnectionError) as caught:
@@ -577,10 +574,12 @@ async def test_a_plain_session_sends_each_request_once(
     assert f"user-agent: {AGENT}".encode() in site.requests[-1].head.lower()
 
 
-async def test_a_plain_session_on_a_gates_connections(internet: FakeInternet) -> None:
+async def test_a_plain_session_uses_the_guarded_connections_of_its_gate(
+    internet: FakeInternet,
+) -> None:
     """The connection that fetched robots.txt fetches the page, guarded; the gate still owns it."""
     internet.site("a.test").robots("").page("/x", "x")
-    gate = Gatekeeper(AGENT, config=config(), resolver=internet.resolver)
+    gate = Gatekeeper(AGENT, config=open_config(pacing=QUICK), resolver=internet.resolver)
     with pytest.raises(GateClosed):
         plain_session(AGENT, gate=gate)
     async with gate:

@@ -8,15 +8,15 @@ import aiohttp
 import pytest
 
 from gatekeeper import ConfigError, Denied, polite_session, session_gate
+from tests.gate_support import open_config
 from tests.internet import FakeInternet, Page
-from tests.politeness.world import AGENT, config
+from tests.politeness.world import AGENT
 
 cached = pytest.importorskip("aiohttp_client_cache")
 retry = pytest.importorskip("aiohttp_retry")
 
 
-async def test_a_response_from_a_cache_takes_no_lease(virtual_internet: FakeInternet) -> None:
-    net = virtual_internet
+async def test_a_response_from_a_cache_takes_no_lease(net: FakeInternet) -> None:
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\nDisallow: /private\n")
     site.page("/", "hello")
 
@@ -25,7 +25,11 @@ async def test_a_response_from_a_cache_takes_no_lease(virtual_internet: FakeInte
 
     async def run() -> list[str]:
         async with polite_session(
-            AGENT, config=config(), resolver=net.resolver, clock=net.clock, session_factory=make
+            AGENT,
+            config=open_config(),
+            resolver=net.resolver,
+            clock=net.clock,
+            session_factory=make,
         ) as session:
             assert isinstance(session, cached.CachedSession)
             texts = []
@@ -44,15 +48,14 @@ async def test_a_response_from_a_cache_takes_no_lease(virtual_internet: FakeInte
 
 
 async def test_each_retry_of_a_retrying_client_takes_a_lease(
-    virtual_internet: FakeInternet,
+    net: FakeInternet,
 ) -> None:
-    net = virtual_internet
     site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n")
     site.on("/", Page("", status=500), Page("", status=502), Page("there"))
 
     async def run() -> str:
         async with polite_session(
-            AGENT, config=config(), resolver=net.resolver, clock=net.clock
+            AGENT, config=open_config(), resolver=net.resolver, clock=net.clock
         ) as session:
             options = retry.ListRetry(timeouts=[0.0, 0.0, 0.0])
             client = retry.RetryClient(client_session=session, retry_options=options)
@@ -68,5 +71,7 @@ async def test_a_session_factory_that_makes_no_client_session_is_refused(
     internet: FakeInternet,
 ) -> None:
     with pytest.raises(ConfigError, match="not a ClientSession"):
-        async with polite_session(AGENT, config=config(), session_factory=lambda **_: object()):  # type: ignore[arg-type,return-value]
+        async with polite_session(
+            AGENT, config=open_config(), session_factory=lambda **_: object()
+        ):  # type: ignore[arg-type,return-value]
             pass

@@ -7,33 +7,49 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
-from gatekeeper import Gatekeeper
-from gatekeeper.config import (
-    AuditConfig,
-    Config,
-    FleetConfig,
-    GuardConfig,
-    IdentityConfig,
-    PacingConfig,
-    ServerConfig,
-)
-from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.routes.table import ROUTES
+from gatekeeper.config import ServerConfig
+from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.service import Service
-from tests.conformance.ways import listen
+from tests.conformance.ways import Sidecar as InProcess
+from tests.gate_support import QUICK, open_config
 from tests.internet import FakeInternet
 from tests.processes import PYTHON
+from tests.waiting_support import until
 
+TABLES = ("audit", "fleet", "host", "identity", "pacing")
 START = 45.0
 """Seconds that a process may take to start or answer on a busy machine; usually far less."""
+
+
+@asynccontextmanager
+async def connected(base: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a sidecar, for what no client library sends."""
+    host, _, port = base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def sent(base: str, *parts: bytes) -> bytes:
+    """Send octets, and return all that comes back until the connection is closed."""
+    async with connected(base) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        return await reader.read()
 
 
 class Requests:
@@ -101,6 +117,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             *arguments: str,
             env: dict[str, str] | None = None,
             first: Callable[[], None] | None = None,
+            cwd: Path | None = None,
         ) -> Sidecar:
             socket = next(
                 (arguments[n + 1] for n, a in enumerate(arguments) if a == "--socket"), None
@@ -108,18 +125,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             where = () if socket else ("--port", "0")
             settings = {"GATEKEEPER_SERVER_DRAIN_GRACE": "0", "XDG_STATE_HOME": str(tmp_path)}
             process = await asyncio.create_subprocess_exec(
-                PYTHON,
-                "-m",
-                "gatekeeper",
-                "serve",
-                "--allow-address",
-                "127.0.0.0/8",
+                *(PYTHON, "-m", "gatekeeper", "serve", "--allow-address", "127.0.0.0/8"),
                 *where,
                 *arguments,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **settings, **(env or {})},
                 preexec_fn=first,
+                cwd=cwd,
             )
             stack.push_async_callback(_end, process)
             connector = aiohttp.UnixConnector(socket) if socket else aiohttp.TCPConnector()
@@ -163,6 +176,25 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+@asynccontextmanager
+async def as_served(**server: Any) -> AsyncIterator[tuple[Service, str]]:
+    """The service as `gatekeeper serve` runs it, but in this process, and where it listens."""
+    given = {"port": 0, "log_decisions": "none", "drain_grace": 0.0}
+    config = open_config(pacing=QUICK, storage={"path": "memory"})
+    config = replace(config, server=ServerConfig(**given | server))
+    heard: list[str] = []
+    options = ServeOptions(
+        identity="testbot/1.0",
+        config=config,
+        reread=lambda: config,
+        announce=lambda where, _curl: heard.append(where),
+    )
+    async with running(options) as service:
+        if (workers := service.workers) is not None:
+            await until(lambda: len(workers.accepting()) == config.server.workers)
+        yield service, heard[0]
+
+
 @dataclass
 class RunningService(Requests):
     """A service in this process, whose gate fetches from the fake internet."""
@@ -174,35 +206,18 @@ class RunningService(Requests):
 
 @pytest.fixture
 async def serve(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
-    """`await serve(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
+    """`await serve(max_leases=3, pacing={...})` takes settings of [server], and other tables."""
     async with AsyncExitStack() as stack:
 
-        async def begin(
-            pacing: dict[str, Any] | None = None,
-            identity: dict[str, Any] | None = None,
-            fleet: dict[str, Any] | None = None,
-            host: list[dict[str, Any]] | None = None,
-            audit: dict[str, Any] | None = None,
-            **server: Any,
-        ) -> RunningService:
-            config = Config(
-                host=Config.from_dict({"host": host or []}).host,
-                fleet=FleetConfig(**(fleet or {})),
-                identity=IdentityConfig(**(identity or {})),
-                audit=AuditConfig(**(audit or {})),
-                guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
-                pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),
-                server=ServerConfig(**({"log_decisions": "none"} | server)),
-            )
-            gate = await stack.enter_async_context(
-                Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver)
-            )
-            service = Service(gate, config, ROUTES, addresses=[("0.0.0.0", 0)])
-            service.serve()
-            stack.push_async_callback(service.close)
-            server = Server(service.handle, header=16_384, inline=service.inline)
-            port = await listen(stack, server)
+        async def begin(**given: Any) -> RunningService:
+            tables = {name: given.pop(name) for name in TABLES if name in given}
+            server = ServerConfig(**{"log_decisions": "none"} | given)  # beyond its bounds, too
+            config = open_config(**tables | {"pacing": QUICK | tables.get("pacing", {})})
+            config = replace(config, server=server)
+            sidecar = InProcess(internet, config, None, "testbot/1.0")
+            await sidecar.start()
+            stack.push_async_callback(sidecar.stop)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            return RunningService(service, f"http://127.0.0.1:{port}", session)
+            return RunningService(sidecar.service, sidecar.where, session)
 
         yield begin

@@ -18,6 +18,7 @@ from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 from tests.conformance.ways import listen
+from tests.gate_support import gate_on
 from tests.internet import FakeInternet
 from tests.pacing_support import ShiftedClock
 
@@ -75,12 +76,7 @@ async def demo(
         )
         clock = ShiftedClock()
         gate = await stack.enter_async_context(
-            Gatekeeper(
-                "demobot/1.0 (+https://demo.test/bot)",
-                config=config,
-                resolver=internet.resolver,
-                clock=clock,
-            )
+            gate_on(internet, config, agent="demobot/1.0 (+https://demo.test/bot)", clock=clock)
         )
         service = Service(
             gate, config, ROUTES, addresses=[("0.0.0.0", 0)], version="0.1.0", tokens=tokens

@@ -21,6 +21,7 @@ from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.routing import Problem, read_body
 from tests.effort import of_many
 from tests.internet import FakeInternet
+from tests.sidecar.conftest import connected, sent
 
 QUESTION = b'{"urls":[]}'
 
@@ -30,19 +31,15 @@ async def answer(service: Any, head: str, body: bytes, then: bytes = b"") -> byt
 
     `then`: the beginning of a further request, sent afterwards; return the head of its response.
     """
-    host, _, port = service.base.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
     start = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    writer.write(f"{start}{head}\r\n\r\n".encode() + body)
-    try:
+    async with connected(service.base) as (reader, writer):
+        writer.write(f"{start}{head}\r\n\r\n".encode() + body)
         got = await reader.readuntil(b"\r\n\r\n")
         if then:
             length = got.lower().partition(b"content-length:")[2].split()[0]
             await reader.readexactly(int(length))
             writer.write(then)
             got = await reader.readuntil(b"\r\n\r\n")
-    finally:
-        writer.close()
     return got
 
 
@@ -69,32 +66,26 @@ async def test_an_encoded_body_is_415(
 async def test_a_client_that_expects_100_continue_gets_it(serve: Any) -> None:
     service = await serve()
     head = f"Expect: 100-continue\r\nContent-Length: {len(QUESTION)}"
-    host, _, port = service.base.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
     start = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    writer.write(f"{start}{head}\r\n\r\n".encode())
-    async with asyncio.timeout(10.0):
+    async with connected(service.base) as (reader, writer), asyncio.timeout(10.0):
+        writer.write(f"{start}{head}\r\n\r\n".encode())
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(QUESTION)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-    writer.close()
 
 
 async def test_a_client_of_http_1_0_gets_no_100_continue(serve: Any) -> None:
     """It would take that for the response (RFC 9110 section 10.1.1)."""
     service = await serve()
-    host, _, port = service.base.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
     start = "POST /v1/check HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     head = f"Expect: 100-continue\r\nContent-Length: {len(QUESTION)}"
-    writer.write(f"{start}{head}\r\n\r\n".encode() + QUESTION[:1])
-    for _ in range(200):
-        await asyncio.sleep(0)  # The service begins to wait for the rest.
-    writer.write(QUESTION[1:])
-    async with asyncio.timeout(10.0):
+    async with connected(service.base) as (reader, writer), asyncio.timeout(10.0):
+        writer.write(f"{start}{head}\r\n\r\n".encode() + QUESTION[:1])
+        for _ in range(200):
+            await asyncio.sleep(0)  # The service begins to wait for the rest.
+        writer.write(QUESTION[1:])
         got = await reader.readuntil(b"\r\n\r\n")
     assert got.split()[:2] == [b"HTTP/1.0", b"200"]
-    writer.close()
 
 
 async def test_a_malformed_chunk_is_400_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -193,11 +184,7 @@ async def test_an_unknown_choice_is_answered_with_the_known_ones(
 )
 async def test_a_line_that_is_too_long_is_answered_with_the_limit(serve: Any, head: str) -> None:
     service = await serve()
-    host, _, port = service.base.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"{head}\r\n\r\n".encode())
-    got = await reader.read()
-    writer.close()
+    got = await sent(service.base, f"{head}\r\n\r\n".encode())
     assert b" 400 " in got.splitlines()[0]
     assert b"server.max_header; ask about long URLs by POST /v1/check" in got
 

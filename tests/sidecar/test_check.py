@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
-from typing import Any
 
 import aiohttp
 import pytest
@@ -12,24 +11,12 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from gatekeeper.config import Config, ServerConfig
-from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import Rule
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
-
-
-def decision(url: str, verdict: Verdict = Verdict.ALLOW, **fields: Any) -> Decision:
-    return Decision(
-        verdict=verdict,
-        reason=fields.pop("reason", Reason.NO_RULE),
-        url=url,
-        origin="https://a.example",
-        user_agent=fields.pop("user_agent", None) or "bot",
-        state=State.PARSED,
-        id="d-1",
-        **fields,
-    )
+from tests.gate_support import decided
 
 
 class ScriptedGate:
@@ -59,8 +46,9 @@ class ScriptedGate:
             raise InvalidURL(url, "no scheme")
         if "private" in url:
             rule = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
-            return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
-        return decision(url, user_agent=user_agent)
+            return decided(url=url, rule=rule, id="d-1", user_agent=user_agent or "bot")
+        fields = {"url": url, "id": "d-1", "user_agent": user_agent or "bot"}
+        return decided(Verdict.ALLOW, reason=Reason.NO_RULE, **fields)
 
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None

@@ -7,7 +7,7 @@ import asyncio
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,13 @@ from urllib.parse import quote
 import pytest
 
 from gatekeeper.clock import SystemClock
-from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
-from gatekeeper.sidecar import listening, process
+from gatekeeper.sidecar import listening
 from gatekeeper.sidecar import service as service_module
 from gatekeeper.sidecar.listening import Acceptor, ConnectionLimits
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet, Hold
+from tests.internet.certs import client_context, issue_files
+from tests.sidecar.conftest import as_served
 from tests.waiting_support import until
 
 LIMITS = ConnectionLimits(clients=16, backlog=64)
@@ -55,26 +56,8 @@ class Running:
 Run = Callable[..., Awaitable[Running]]
 
 
-@pytest.fixture(scope="module")
-def certificate() -> Iterator[tuple[str, str, ssl.SSLContext]]:
-    """Files with a certificate and its key, and a client's context that accepts it."""
-    import trustme
-
-    authority = trustme.CA()
-    ours = authority.issue_cert("127.0.0.1", "localhost")
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    with tempfile.TemporaryDirectory(prefix="gk") as folder:
-        paths = f"{folder}/crt", f"{folder}/key"
-        ours.cert_chain_pems[0].write_to_path(paths[0])
-        ours.private_key_pem.write_to_path(paths[1])
-        yield (*paths, context)
-
-
 @pytest.fixture
-async def run(
-    certificate: tuple[str, str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Run]:
+async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     """`await run("unix tls", drain_grace=1.0, ...)`: the words are `unix`, `tls`,
     `diagnostics`, `workers`; the others are settings of [server]."""
     monkeypatch.setattr(listening, "raise_file_limit", lambda: LIMITS)
@@ -82,41 +65,25 @@ async def run(
 
         async def begin(words: str, **settings: Any) -> Running:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gk"))
-            given: dict[str, Any] = {"port": 0, "log_decisions": "none", "drain_grace": 0.0}
+            given: dict[str, Any] = {}
             if "unix" in words:
                 given["socket"] = f"{folder}/s"
             if "tls" in words:
-                given |= {"tls_cert": certificate[0], "tls_key": certificate[1]}
+                given |= dict(zip(("tls_cert", "tls_key"), issue_files(folder), strict=True))
             if "diagnostics" in words:
                 given["diagnostics"] = "127.0.0.1:0"
             if "workers" in words:
                 given["workers"] = 1
-            config = Config(
-                guard=GuardConfig(allow=("127.0.0.0/8",)),
-                pacing=PacingConfig(default_interval=0.0),
-                storage=StorageConfig(path="memory"),
-                server=ServerConfig(**(given | settings)),
-            )
-            heard: list[str] = []
-            options = process.ServeOptions(
-                identity="testbot/1.0",
-                config=config,
-                reread=lambda: config,
-                announce=lambda where, _curl: heard.append(where),
-            )
             stack = await cleanup.enter_async_context(AsyncExitStack())
-            service = await stack.enter_async_context(process.running(options))
-            if (workers := service.workers) is not None:
-                await until(lambda: len(workers.accepting()) == 1)
-            where, _, port = heard[0].rpartition(":")
-            place = where.removeprefix("unix:") if "unix" in words else ("127.0.0.1", int(port))
-            if "unix" in words:
-                place = f"{folder}/s"
+            service, where = await stack.enter_async_context(as_served(**(given | settings)))
+            place: Any = f"{folder}/s"
+            if "unix" not in words:
+                place = "127.0.0.1", int(where.rpartition(":")[2])
             most = LIMITS.clients
             if "diagnostics" in words:
                 [place] = service.diagnostics
                 most -= 12
-            context = certificate[2] if "tls" in words else None
+            context = client_context() if "tls" in words else None
             return Running(service, place, most, context, stack)
 
         yield begin

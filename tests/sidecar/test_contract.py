@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.processes import run
 
 ACCEPTED = """
 [checks]
@@ -30,7 +31,7 @@ async def test_no_response_violates_the_openapi_contract(start: Any, tmp_path: P
         },
     )
     tool = shutil.which("st", path=str(Path(sys.executable).parent)) or "st"
-    run = await asyncio.create_subprocess_exec(
+    code, out = await run(
         tool,
         "--config-file",
         str(config),
@@ -46,9 +47,5 @@ async def test_no_response_violates_the_openapi_contract(start: Any, tmp_path: P
         "4",
         "--generation-deterministic",
         "--no-color",
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
     )
-    out, _ = await run.communicate()
-
-    assert run.returncode == 0, out.decode(errors="replace")[-4000:]
+    assert code == 0, out[-4000:]

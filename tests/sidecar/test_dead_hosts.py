@@ -9,31 +9,16 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
-from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.routes.table import ROUTES
-from gatekeeper.sidecar.service import Service
+from tests.conformance.ways import Sidecar
 from tests.effort import LONG, some_of
 from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts
 
 WARM = [f"warm{n}.test" for n in range(3)]
 SPAN = 15.0
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(wall=1_790_000_000.0)
-
-
-@pytest.fixture
-async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
-    async with FakeInternet(clock=clock) as net:
-        yield net
 
 
 class Clients:
@@ -91,39 +76,29 @@ class Clients:
 
 
 @asynccontextmanager
-async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Clients]:
+async def served(net: FakeInternet, clock: VirtualClock) -> AsyncIterator[Clients]:
     config = Config(
         guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
         pacing=PacingConfig(default_interval=0.2),
         server=ServerConfig(log_decisions="none"),
     )
     for name in WARM:
-        internet.site(name).robots("").otherwise("page")
-    async with Gatekeeper(
-        "testbot/1.0", config=config, resolver=internet.resolver, clock=clock
-    ) as gate:
-        service = Service(gate, config, ROUTES, addresses=[("0.0.0.0", 0)])
-        service.serve()
-        server = Server(service.handle, header=16_384, inline=service.inline)
-        runner = web.ServerRunner(server, shutdown_timeout=0.2)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as session:
-            clients = Clients(base, session, clock)
-            try:
-                yield clients
-            finally:
-                for task in clients.tasks:
-                    task.cancel()
-                await asyncio.gather(*clients.tasks, return_exceptions=True)
-                await service.close()
-                await runner.cleanup()
+        net.site(name).robots("").otherwise("page")
+    sidecar = Sidecar(net, config, None)
+    await sidecar.start()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        clients = Clients(sidecar.where, session, clock)
+        try:
+            yield clients
+        finally:
+            for task in clients.tasks:
+                task.cancel()
+            await asyncio.gather(*clients.tasks, return_exceptions=True)
+            await sidecar.stop()
 
 
-async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: list[str]) -> None:
-    async with served(internet, clock) as clients:
+async def keeps_its_pace(net: FakeInternet, clock: VirtualClock, hosts: list[str]) -> None:
+    async with served(net, clock) as clients:
         works = [*map(clients.lease, WARM[:2]), *map(clients.fetch, WARM[2:]), clients.ready()]
         clients.tasks += [asyncio.create_task(work) for work in works]
         await clock.sleep(2.0)
@@ -137,15 +112,15 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
 
 @pytest.mark.parametrize(("kind", "sites"), some_of(itertools.product(KINDS, ["one", "many"]), 5))
 async def test_twenty_five_dead_hosts_do_not_slow_a_living_host(
-    internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, sites: str
+    net: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, sites: str
 ) -> None:
-    hosts = dead_hosts(internet, kind, 25, sites=sites)
-    await internet.drive(keeps_its_pace(internet, clock, hosts))
+    hosts = dead_hosts(net, kind, 25, sites=sites)
+    await net.drive(keeps_its_pace(net, clock, hosts))
 
 
 @pytest.mark.parametrize("kind", [*(KINDS if LONG else ()), "all"])
 async def test_two_thousand_dead_hosts_do_not_slow_a_living_host(
-    internet: FakeInternet,
+    net: FakeInternet,
     clock: VirtualClock,
     dials: Dials,
     kind: str,
@@ -154,5 +129,5 @@ async def test_two_thousand_dead_hosts_do_not_slow_a_living_host(
     # Ignore this machine's limit of open files: connections to silent hosts open none here.
     monkeypatch.setattr("gatekeeper.fetching.limits.within_open_files", lambda wanted: wanted)
     kinds = KINDS if kind == "all" else (kind,)
-    hosts = [name for one in kinds for name in dead_hosts(internet, one, 2000 // len(kinds))]
-    await internet.drive(keeps_its_pace(internet, clock, hosts))
+    hosts = [name for one in kinds for name in dead_hosts(net, one, 2000 // len(kinds))]
+    await net.drive(keeps_its_pace(net, clock, hosts))

@@ -13,27 +13,18 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
-from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.decision import Decision, Verdict
 from gatekeeper.robots import Rule
 from gatekeeper.sidecar import logs
 from gatekeeper.sidecar.logs import DecisionLog
+from tests.gate_support import decided
 from tests.sidecar.decision_log_support import write_log
 
 RULE = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
 
 
 def decision(url: str = "https://a.example/x", **changes: Any) -> Decision:
-    fields: dict[str, Any] = {
-        "verdict": Verdict.DENY,
-        "reason": Reason.RULE,
-        "url": url,
-        "origin": "https://a.example",
-        "user_agent": "bot",
-        "state": State.PARSED,
-        "rule": RULE,
-        "id": "d-7",
-    }
-    return Decision(**(fields | changes))
+    return decided(**({"url": url, "rule": RULE, "id": "d-7"} | changes))
 
 
 def written(*decisions: Decision, **settings: Any) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper.config import Config, GuardConfig, ServerConfig, StorageConfig
+from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar import listening, process
+from gatekeeper.sidecar import listening
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.routing import ANY
 from gatekeeper.sidecar.service import DIAGNOSTICS, Service
+from tests.sidecar.conftest import as_served
 from tests.sidecar.test_every_route import path_of
-from tests.waiting_support import until
 
 TOKEN = "t" * 40
 Run = Callable[..., Awaitable[tuple[Service, str, aiohttp.ClientSession]]]
@@ -29,22 +29,8 @@ async def run() -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
 
         async def begin(**settings: Any) -> tuple[Service, str, aiohttp.ClientSession]:
-            given = {"port": 0, "diagnostics": "0.0.0.0:0", "log_decisions": "none"}
-            given |= {"drain_grace": 0.0}
-            config = Config(
-                guard=GuardConfig(allow=("127.0.0.0/8",)),
-                storage=StorageConfig(path="memory"),
-                server=ServerConfig(**(given | settings)),
-            )
-            options = process.ServeOptions(
-                identity="testbot/1.0",
-                config=config,
-                reread=lambda: config,
-                announce=lambda where, curl: None,
-            )
-            service = await stack.enter_async_context(process.running(options))
-            if (workers := service.workers) is not None:
-                await until(lambda: len(workers.accepting()) == config.server.workers)
+            served = as_served(**({"diagnostics": "0.0.0.0:0"} | settings))
+            service, _ = await stack.enter_async_context(served)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             [(_, port)] = service.diagnostics
             return service, f"http://127.0.0.1:{port}", session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.routing import ANY
+from tests.sidecar.conftest import sent
 
 QUESTIONS = {
     "/v1/check": "url=http://a.test/page",
@@ -125,16 +125,6 @@ async def test_an_unknown_parameter_is_refused_on_the_inline_path(serve: Any, si
 # --- framing ---------------------------------------------------------------------------------
 
 
-async def sent(service: Any, data: bytes) -> bytes:
-    """Send the octets and return all that comes back until the connection is closed."""
-    host, port = service.base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(data)
-    answer = await reader.read()
-    writer.close()
-    return answer
-
-
 HEAD = "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
@@ -152,7 +142,9 @@ SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 @pytest.mark.parametrize("path", ["/v1/check", "/v1/leases", "/healthz", "/nowhere"])
 async def test_a_body_with_two_lengths_is_refused(serve: Any, path: str, framing: str) -> None:
     service = await serve()
-    answer = await sent(service, f"{HEAD.format(path)}{framing}\r\n0\r\n\r\n".encode() + SMUGGLED)
+    answer = await sent(
+        service.base, f"{HEAD.format(path)}{framing}\r\n0\r\n\r\n".encode() + SMUGGLED
+    )
     assert answer.startswith(b"HTTP/1.0 400 ")
     assert answer.count(b"HTTP/1.") == 1, "nothing behind it is read as a request"
     said = json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -171,7 +163,7 @@ async def test_a_body_that_is_too_long_is_413_and_what_follows_it_is_answered(
     else:
         framed = f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    answer = await sent(service, HEAD.format("/v1/check").encode() + framed + last)
+    answer = await sent(service.base, HEAD.format("/v1/check").encode() + framed + last)
     statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answer)
     assert statuses == [b"413", b"200"]
     said = json.loads(answer.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1")[0])
@@ -183,7 +175,7 @@ async def test_probes_answer_for_any_host_header(serve: Any, host: str) -> None:
     service = await serve()
     for path in ("/healthz", "/readyz"):
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        assert (await sent(service, request.encode())).startswith(b"HTTP/1.1 200 ")
+        assert (await sent(service.base, request.encode())).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +203,7 @@ async def test_t4_the_host_in_an_absolute_target_counts_and_not_the_host_header(
     service = await serve()
     for _ in range(2):  # the second one may be answered inline
         request = f"GET {target}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        answer = await sent(service, request.encode())
+        answer = await sent(service.base, request.encode())
         if accepted:
             assert answer.startswith(b"HTTP/1.1 200 ")
         else:
@@ -224,7 +216,7 @@ async def test_t7_forward_auth_judges_the_host_of_a_whole_url(serve: Any, site: 
     for target, host in (("http://gate.test", "evil.test"), ("http://evil.test", "gate.test")):
         request = f"GET {target}/v1/forward-auth HTTP/1.1\r\nHost: {host}\r\n"
         request += "X-Original-URL: http://a.test/page\r\nConnection: close\r\n\r\n"
-        statuses.append(b"does not list this Host" in await sent(service, request.encode()))
+        statuses.append(b"does not list this Host" in await sent(service.base, request.encode()))
     assert statuses == [False, True]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
+from tests.sidecar.conftest import connected
 from tests.sidecar.decision_log_support import LogOf
 from tests.waiting_support import until
 
@@ -23,18 +24,16 @@ def site(internet: FakeInternet) -> Any:
 
 async def everything(service: Any, url: str) -> tuple[bytes, BaseException | None]:
     """Return what a plain reader gets from a fetch, and the error that ended it, if any."""
-    host, _, port = service.base.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET /v1/fetch?url={url} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-    got, error = b"", None
-    try:
-        while piece := await reader.read(65_536):
-            got += piece
-            service.arrived.set()
-    except ConnectionError as broken:
-        error = broken
-    writer.close()
-    return got, error
+    got = b""
+    async with connected(service.base) as (reader, writer):
+        writer.write(f"GET /v1/fetch?url={url} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        try:
+            while piece := await reader.read(65_536):
+                got += piece
+                service.arrived.set()
+        except ConnectionError as broken:
+            return got, broken
+    return got, None
 
 
 BEGUN = {

@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from gatekeeper.sidecar import background
 from gatekeeper.sidecar.listening import Server
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page
+from tests.sidecar.conftest import sent
 from tests.sidecar.decision_log_support import LogOf
 from tests.waiting_support import until
 
@@ -286,15 +287,7 @@ def request(more: bytes, path: bytes = b"/v1/forward-auth") -> bytes:
 
 
 async def status_of(service: Any, *parts: bytes) -> bytes:
-    host, port = service.base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    for part in parts:
-        writer.write(part)
-        await writer.drain()
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return answer.split(b" ", 2)[1]
+    return (await sent(service.base, *parts)).split(b" ", 2)[1]
 
 
 @pytest.mark.parametrize("more", ODD)

@@ -32,19 +32,9 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[An
     settings.write_text('{"post_hooks": []}', "utf-8")  # else it runs formatters
     run = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "openapi_python_client",
-            "generate",
-            "--meta",
-            "none",
-            "--path",
-            contract,
-            "--config",
-            settings,
-            "--output-path",
-            folder / PACKAGE,
-            "--fail-on-warning",
+            *(sys.executable, "-m", "openapi_python_client", "generate", "--fail-on-warning"),
+            *("--path", contract, "--config", settings, "--output-path", folder / PACKAGE),
+            *("--meta", "none"),
         ],
         capture_output=True,
         text=True,

@@ -65,11 +65,6 @@ class ScriptedGate:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def table(clock: VirtualClock) -> LeaseTable:
     return LeaseTable(ServerConfig(max_leases=3, max_waiting=2), clock)
 

@@ -101,5 +101,5 @@ async def test_of_several_leases_the_one_that_ends_first_is_named(
     assert problem["held_until"] == ends[20]["expires_at"]
     for ttl in (20, 40, 60):
         await sidecar.session.delete(f"{sidecar.base}/v1/leases/{ends[ttl]['id']}")
-    assert sidecar.service.leases._by_host == {}
-    assert sidecar.service.leases._by_client == {}
+    leases = sidecar.service.leases
+    assert leases._by_host == leases._by_client == {}

@@ -6,19 +6,21 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from gatekeeper import library_internals
 from gatekeeper.client.wire import Decisions
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
+from tests.conformance.ways import listen
 from tests.internet import FakeInternet
+from tests.sidecar.conftest import connected
 from tests.sidecar.decision_log_support import LogOf
 from tests.waiting_support import until
 
@@ -65,7 +67,8 @@ class TwoServers:
     def __init__(self, running: Any) -> None:
         self.service = running.service
         self.inline: list[bytes | None] = []
-        self._open: list[Any] = []
+        self.servers: list[Server] = []
+        self.stack = AsyncExitStack()
 
     def _look(self, *question: Any) -> bytes | None:
         assert self.service.inline is not None
@@ -75,18 +78,10 @@ class TwoServers:
     async def connect(self, *, usual: bool = False) -> Connection:
         look = None if usual else self._look
         server = Server(self.service.handle, header=16_384, inline=look)
-        runner = web.ServerRunner(server, shutdown_timeout=0.2)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        reader, writer = await asyncio.open_connection(*runner.addresses[0])
-        self._open.append((writer, runner))
-        return Connection(reader, writer)
-
-    async def close(self) -> None:
-        for writer, runner in self._open:
-            writer.close()
-            await writer.wait_closed()
-            await runner.cleanup()
+        self.servers.append(server)
+        port = await listen(self.stack, server)
+        connection = connected(f"http://127.0.0.1:{port}")
+        return Connection(*await self.stack.enter_async_context(connection))
 
 
 @pytest.fixture
@@ -105,7 +100,7 @@ async def two_servers(serve: Any, internet: FakeInternet) -> AsyncIterator[Any]:
 
     yield begin
     for two_servers in opened:
-        await two_servers.close()
+        await two_servers.stack.aclose()
 
 
 def under_way(both: TwoServers) -> Any:
@@ -203,7 +198,7 @@ async def test_a_client_that_does_not_read_gets_no_inline_response(two_servers: 
     both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
-    [protocol] = both._open[0][1].server.connections
+    [protocol] = both.servers[0].connections
     protocol.pause_writing()  # as the transport does when the client reads too slowly
     await connection.ask(CHECK)
     connection.writer.write(CHECK)
@@ -382,7 +377,7 @@ async def test_a_connection_in_use_is_not_taken_for_idle(two_servers: Any) -> No
     both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
-    [protocol] = both._open[0][1].server.connections
+    [protocol] = both.servers[0].connections
     protocol._next_keepalive_close_time = 0.0
     await connection.ask(CHECK)
     protocol._process_keepalive()  # as the timer does
@@ -393,7 +388,7 @@ async def test_a_connection_in_use_is_not_taken_for_idle(two_servers: Any) -> No
 async def test_a_first_request_answered_at_once_is_not_too_slow(two_servers: Any) -> None:
     both = await two_servers()
     connection = await both.connect()
-    [protocol] = both._open[0][1].server.connections
+    [protocol] = both.servers[0].connections
     timer = protocol._first_timer
     assert not timer.cancelled()
     await connection.ask(CHECK)
@@ -406,7 +401,7 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(two_se
     both = await two_servers()
     connection = await both.connect()
     await connection.ask(CHECK)
-    [protocol] = both._open[0][1].server.connections
+    [protocol] = both.servers[0].connections
     await until(lambda: protocol._waiter is not None)
     protocol._next_keepalive_close_time = 0.0  # the latest response was long ago
     protocol._process_keepalive()  # as the timer does
@@ -469,7 +464,7 @@ async def test_a_batch_has_the_decisions_of_single_questions(
                 [expected] = await gate.check_all([url], user_agent=agent)
                 assert kept(one) == kept(expected)
     assert len(ids) == 6 * len(urls)
-    await both.close()
+    await both.stack.aclose()
 
 
 def kept(decision: Decision) -> Decision:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.sidecar import metrics
 from tests.internet import FakeInternet
+from tests.processes import run
 
 PLACE = Path(__file__).parents[2] / "docs" / "monitoring"
 PROMTOOL = shutil.which("promtool")
@@ -120,17 +120,8 @@ def test_the_alert_leaves_out_exactly_the_good_outcomes() -> None:
 @pytest.mark.parametrize("arguments", [("check", "alerts.yml"), ("test", "alerts_test.yml")])
 async def test_prometheus_takes_the_alerts(arguments: tuple[str, str]) -> None:
     assert PROMTOOL is not None
-    process = await asyncio.create_subprocess_exec(
-        PROMTOOL,
-        arguments[0],
-        "rules",
-        arguments[1],
-        cwd=PLACE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0, out.decode()
+    code, out = await run(PROMTOOL, arguments[0], "rules", arguments[1], cwd=PLACE)
+    assert code == 0, out
 
 
 def test_the_histograms_write_no_files(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from gatekeeper import RobotsTxt
 from gatekeeper.sidecar import listening, routing
 from tests.effort import LONG
 from tests.internet import FakeInternet
+from tests.internet.certs import authority, issue_files
+from tests.sidecar.conftest import connected, sent
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 POLLS = 5_000 if LONG else 1_500
@@ -54,11 +56,7 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
         encoding="utf-8",
     )
     process = await asyncio.create_subprocess_exec(
-        NGINX,
-        "-c",
-        str(path),
-        "-e",
-        "stderr",
+        *(NGINX, "-c", str(path), "-e", "stderr"),
         stderr=asyncio.subprocess.DEVNULL,
         pass_fds=(sock.fileno(),),
         env={**os.environ, "NGINX": f"{sock.fileno()};"},
@@ -208,15 +206,10 @@ async def test_t7_no_form_of_a_target_passes_the_nginx_recipe_without_a_decision
     async with behind_nginx(serve, internet, tmp_path, robots, added) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
         assert await status_at(sidecar, base + "/page") == 200
-        host, port = base.removeprefix("http://").split(":")
+        head = b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
         for target in sorted(forms(b"/private/x")):
             internet.requests.clear()
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(
-                b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" % target
-            )
-            answer = await reader.read()
-            writer.close()
+            answer = await sent(base, head % target)
             seen = [one.target for one in internet.requests]
             read = [as_merged(one) for one in seen] if merges else seen
             assert all(policy.allowed(one) for one in read), (target, seen)
@@ -235,12 +228,7 @@ async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
     robots = "User-agent: *\nDisallow: /private\n"
     async with behind_nginx(serve, internet, tmp_path, robots) as (sidecar, base):
         await sidecar.get("/v1/check", params={"url": base + "/"})
-        host, port = base.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /private HTTP/1.0\r\n" + odd + b"\r\n")
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+        answer = await sent(base, b"GET /private HTTP/1.0\r\n" + odd + b"\r\n")
 
     assert answer.split(b" ", 2)[1] == b"403"
 
@@ -248,15 +236,12 @@ async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
 @pytest.fixture
 def tls(tmp_path: Path) -> dict[str, str]:
     """Files with a certificate, its key and authority, and with a client's certificate and key."""
-    import trustme
-
-    authority = trustme.CA()
-    ours, theirs = authority.issue_cert("127.0.0.1"), authority.issue_cert("crawler.test")
-    paths = {name: str(tmp_path / name) for name in ("ca", "crt", "key", "client")}
-    authority.cert_pem.write_to_path(paths["ca"])
-    ours.cert_chain_pems[0].write_to_path(paths["crt"])
-    ours.private_key_pem.write_to_path(paths["key"])
-    theirs.private_key_and_cert_chain_pem.write_to_path(paths["client"])
+    paths = {name: str(tmp_path / name) for name in ("ca", "client")}
+    authority().cert_pem.write_to_path(paths["ca"])
+    authority().issue_cert("crawler.test").private_key_and_cert_chain_pem.write_to_path(
+        paths["client"]
+    )
+    paths["crt"], paths["key"] = issue_files(tmp_path)
     return paths
 
 
@@ -292,13 +277,8 @@ async def test_t9_a_client_that_never_finishes_its_head_is_disconnected(
 ) -> None:
     monkeypatch.setattr(listening, "FIRST_REQUEST_SECONDS", 0.05)
     service = await serve()
-    host, port = service.base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: ")
     async with asyncio.timeout(30):
-        assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
+        assert await sent(service.base, b"GET /healthz HTTP/1.1\r\nHost: ") == b""
 
 
 async def test_t9_a_body_that_never_ends_is_answered_408(
@@ -306,33 +286,25 @@ async def test_t9_a_body_that_never_ends_is_answered_408(
 ) -> None:
     monkeypatch.setattr(routing, "BODY_TIMEOUT", 0.05)
     service = await serve()
-    host, port = service.base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b'Content-Length: 50\r\n\r\n{"urls": ["'
-    )
-    async with asyncio.timeout(30):
+    async with connected(service.base) as (reader, writer), asyncio.timeout(30):
+        writer.write(
+            b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 50\r\n\r\n{"urls": ["'
+        )
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
-    writer.close()
-    await writer.wait_closed()
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 99999999", b"Transfer-Encoding: chunked"])
 async def test_t8_an_oversized_body_is_refused_before_it_is_kept(serve: Any, length: bytes) -> None:
     service = await serve(max_body=100)
-    host, port = service.base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        + length
-        + b"\r\n\r\n"
-        + (b"c8\r\n" + b"x" * 200 + b"\r\n" if b"chunked" in length else b"")
-    )
-    async with asyncio.timeout(30):
+    async with connected(service.base) as (reader, writer), asyncio.timeout(30):
+        writer.write(
+            b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            + length
+            + b"\r\n\r\n"
+            + (b"c8\r\n" + b"x" * 200 + b"\r\n" if b"chunked" in length else b"")
+        )
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
-    writer.close()
-    await writer.wait_closed()
 
 
 async def test_t8_an_oversized_head_is_refused(serve: Any) -> None:

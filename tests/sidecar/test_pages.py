@@ -34,6 +34,7 @@ from gatekeeper.sidecar.routing import Role
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
+from tests.sidecar.conftest import connected, sent
 from tests.sidecar.demo import demo, furnish, waiter
 from tests.waiting_support import until
 
@@ -161,7 +162,7 @@ def test_vendored_files_have_their_published_hashes(folder: Path) -> None:
 # --- hostile texts ----------------------------------------------------------------------------
 
 
-def test_nothing_but_what_markup_made_is_markup() -> None:
+def test_texts_put_into_markup_are_escaped() -> None:
     assert html.markup('<p title="{}">{}</p>', HOSTILE, [HOSTILE]).count("<") == 2
     assert html.attributes(title=HOSTILE).count('"') == 2
     assert html.escaped("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
@@ -265,13 +266,10 @@ async def test_a_cookie_that_is_no_text_leads_to_the_sign_in(
     internet: FakeInternet, rest: bytes
 ) -> None:
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
-        reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
         cookie = b"Cookie: gatekeeper_session=olga|1|99999999999|" + rest
         head = b"GET /ui/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        writer.write(head + cookie + b"\r\n\r\n")
-        assert b" 303 " in await reader.readline()
-        writer.close()
-        await writer.wait_closed()
+        answer = await sent(shop.base, head + cookie + b"\r\n\r\n")
+        assert b" 303 " in answer.splitlines()[0]
 
 
 async def test_signing_out_leaves_no_cookie_behind(internet: FakeInternet) -> None:
@@ -347,15 +345,15 @@ async def test_a_form_that_arrives_too_slowly_is_refused(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.sidecar.routing.BODY_TIMEOUT", 0.05)
-    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
-        reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
+    async with (
+        demo(internet, tokens=Tokens((ADMIN,))) as shop,
+        connected(shop.base) as (reader, writer),
+    ):
         writer.write(
             b"POST /ui/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
             b"Content-Type: application/x-www-form-urlencoded\r\n\r\ntoken="
         )
         assert b" 408 " in await reader.readline()
-        writer.close()
-        await writer.wait_closed()
 
 
 def test_a_session_ends_when_idle_and_after_half_a_day() -> None:
@@ -548,7 +546,7 @@ async def test_the_overview_names_the_hosts_that_are_held_up_with_cause_and_end(
         assert re.match(rf"down\.test ■ blocked until {end}: {cause}", text_of(page))
 
 
-async def test_the_overview_says_nothing_of_what_is_nothing(internet: FakeInternet) -> None:
+async def test_the_overview_leaves_out_counts_of_0(internet: FakeInternet) -> None:
     """No tile says that the settings are in force, nor that 0 hosts are blocked."""
     async with demo(internet) as shop:
         _, page = await get(shop.base, "")

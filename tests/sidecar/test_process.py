@@ -16,10 +16,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-import trustme
 
 from tests.internet import FakeInternet
-from tests.processes import PYTHON
+from tests.internet.certs import issue_files
+from tests.processes import PYTHON, run
 from tests.waiting_support import until
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
@@ -57,13 +57,11 @@ async def test_the_printed_curl_line_works(start: Any) -> None:
 async def test_the_curl_line_works_with_tls_and_a_token(
     start: Any, socket_folder: Path, tmp_path: Path, way: str
 ) -> None:
-    tokens, cert, key = tmp_path / "my tokens", tmp_path / "cert.pem", tmp_path / "key.pem"
+    tokens = tmp_path / "my tokens"
     tokens.write_text(f"# of the crawler\n\ncrawler:check,crawl:{TOKEN}\n{'u' * 40}\n")
     tokens.chmod(0o600)
-    pair = trustme.CA().issue_cert("gate.example.org")  # an external name of this machine
-    pair.cert_chain_pems[0].write_to_path(cert)
-    pair.private_key_pem.write_to_path(key)
-    env = {"GATEKEEPER_SERVER_TLS_CERT": str(cert), "GATEKEEPER_SERVER_TLS_KEY": str(key)}
+    cert, key = issue_files(tmp_path, "gate.example.org")  # an external name of this machine
+    env = {"GATEKEEPER_SERVER_TLS_CERT": cert, "GATEKEEPER_SERVER_TLS_KEY": key}
     socket = ("--socket", str(socket_folder / "s")) if way == "unix" else ()
     sidecar = await start("--token-file", str(tokens), *socket, env=env)
     assert TOKEN not in sidecar.curl
@@ -234,18 +232,10 @@ async def test_a_second_sidecar_on_one_state_file_is_refused(start: Any) -> None
 
 async def test_healthcheck_asks_the_configured_address(start: Any, socket_folder: Path) -> None:
     await start("--socket", str(socket_folder / "s"))
-    check = await asyncio.create_subprocess_exec(
-        PYTHON,
-        "-m",
-        "gatekeeper",
-        "healthcheck",
-        "--ready",
-        env={**os.environ, "GATEKEEPER_SERVER_SOCKET": str(socket_folder / "s")},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await check.communicate()
+    command = (PYTHON, "-m", "gatekeeper", "healthcheck", "--ready")
+    done = await run(*command, GATEKEEPER_SERVER_SOCKET=str(socket_folder / "s"))
 
-    assert (check.returncode, out) == (0, b"/readyz: 200\n")
+    assert done == (0, "/readyz: 200\n")
 
 
 async def test_a_lease_survives_kill_9_and_its_report_is_taken_once(

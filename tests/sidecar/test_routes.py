@@ -11,6 +11,7 @@ import pytest
 
 from gatekeeper.sidecar import service as service_module
 from tests.internet import Encoded, FakeInternet, Page, Truncated, redirect
+from tests.sidecar.conftest import sent
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nSitemap: http://a.test/s.xml\n"
 STATES = ("idle", "waiting", "blocked", "paused")
@@ -438,12 +439,6 @@ async def test_metrics_say_what_holds_hosts_up(serve: Any, site: Any) -> None:
 )
 async def test_a_request_that_is_no_http_gets_a_problem_document(serve: Any, data: bytes) -> None:
     service = await serve()
-    host, port = service.base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(data)
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-
+    answer = await sent(service.base, data)
     assert answer.startswith(b"HTTP/1.1 400 ") or answer.startswith(b"HTTP/1.0 400 ")
     assert b"application/problem+json" in answer

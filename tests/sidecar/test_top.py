@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.server
 import json
 import ssl
@@ -19,8 +18,9 @@ from gatekeeper.cli import main
 from gatekeeper.cli.healthcheck import get_from
 from gatekeeper.cli.top import refreshed, render
 from gatekeeper.config import ServerConfig
-from tests.processes import PYTHON
+from tests.processes import PYTHON, run
 
+TOP = (PYTHON, "-m", "gatekeeper", "top")
 TOLD: dict[str, Any] = {
     "overview": {
         "version": "1",
@@ -103,21 +103,6 @@ def test_a_narrow_terminal_shows_whole_names_of_hosts(width: int) -> None:
     assert ("source" in text, "denied" in text) == (width >= 120, width >= 80)
 
 
-async def top(*arguments: str, env: dict[str, str] | None = None) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        PYTHON,
-        "-m",
-        "gatekeeper",
-        "top",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=env,
-    )
-    out, _ = await process.communicate()
-    return process.returncode, out.decode()
-
-
 async def test_top_shows_a_running_sidecar(start: Any, tmp_path: Path) -> None:
     token = "t" * 32
     file = tmp_path / "tokens"
@@ -125,13 +110,13 @@ async def test_top_shows_a_running_sidecar(start: Any, tmp_path: Path) -> None:
     file.chmod(0o600)
     sidecar = await start("--token-file", str(file), "--storage", "memory")
     port = sidecar.where.rpartition(":")[2]
-    code, said = await top("--once", "--port", port, env={"COLUMNS": "140"})
+    code, said = await run(*TOP, "--once", "--port", port, COLUMNS="140")
     assert code == 1
     assert "401" in said
     assert "GATEKEEPER_TOKEN" in said
-    code, said = await top("--port", port, env={"GATEKEEPER_TOKEN": token, "COLUMNS": "140"})
+    code, said = await run(*TOP, "--port", port, GATEKEEPER_TOKEN=token, COLUMNS="140")
     assert (code, "ready" in said, "decisions/s" in said) == (0, True, True), said
-    code, said = await top("--json", "--port", port, env={"GATEKEEPER_TOKEN": token})
+    code, said = await run(*TOP, "--json", "--port", port, GATEKEEPER_TOKEN=token)
     assert (code, json.loads(said)["overview"]["ready"]) == (0, True)
 
 

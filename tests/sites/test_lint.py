@@ -170,7 +170,7 @@ def test_a_missing_colon_behind_a_field_is_an_error(line: str, severity: Severit
     assert [(each.line, each.code, each.severity) for each in found] == [(2, "no-colon", severity)]
 
 
-def test_a_lost_rule_is_an_error_and_a_habit_a_warning() -> None:
+def test_codes_of_lost_rules_are_errors_and_a_regular_expression_is_a_warning() -> None:
     assert {code: CODES[code].severity for code in LOST} == dict.fromkeys(LOST, Severity.ERROR)
     assert CODES["regular-expression"].severity is Severity.WARNING
 

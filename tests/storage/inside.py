@@ -7,12 +7,17 @@ from typing import Any
 
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
-from gatekeeper.storage.journal import read_generation
+from gatekeeper.storage.journal import Journal, read_generation
 
 
 def pending(storage: SqliteStorage) -> int:
     """Return the number of records that are not in the database yet."""
     return sum(map(len, storage._writer._unwritten))
+
+
+def journal_of(storage: SqliteStorage) -> Journal:
+    """Return the journal that the storage writes to."""
+    return storage._writer._journal
 
 
 def journal_error(storage: SqliteStorage) -> str | None:

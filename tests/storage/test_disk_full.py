@@ -24,7 +24,7 @@ from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal, schema, writer
 from gatekeeper.storage.base import DiskFull
 from tests.processes import PYTHON
-from tests.storage.inside import journal_error, journaled, pending
+from tests.storage.inside import journal_error, journal_of, journaled, pending
 
 SLOW = StorageConfig(flush_interval=3600.0)
 
@@ -338,7 +338,7 @@ BREAK: dict[str, Break] = {
         }.items()
     },
     "torn": lambda patch, _: patch.setattr(os, "pwrite", lambda _fd, _data, _at: 3),
-    "closed": lambda _, storage: os.close(storage._writer._journal._fd),
+    "closed": lambda _, storage: os.close(journal_of(storage)._fd),
     "fsync": lambda patch, _: patch.setattr(os, "fsync", broken(errno.EIO)),
 }
 JOURNAL_ONLY = StorageConfig(flush_interval=3600.0)
@@ -460,7 +460,7 @@ async def test_a_journal_that_fails_for_long_leaves_few_files(
 
             disk.setattr(os, "fsync", fsync)
             await in_trouble(storage)
-            journal = storage._writer._journal
+            journal = journal_of(storage)
             await until(lambda: len(journal.retired()) >= 16)
             tried = storage._writer._tend_at
             await until(lambda: storage._writer._tend_at > tried + 0.1)

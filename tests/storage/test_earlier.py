@@ -19,10 +19,9 @@ from gatekeeper.config import Config
 from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.records import Record, from_stored
-from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.sidecar.held_leases import LeaseJournal
 from gatekeeper.storage import SqliteStorage
-from tests.pacing_support import due_at, is_paused
+from tests.pacing_support import due_at, is_paused, scheduler_on
 
 DATA = Path(__file__).with_name("data")
 WALL = 1_790_000_000.0
@@ -62,7 +61,7 @@ async def storage(state: Path, clock: VirtualClock) -> AsyncIterator[SqliteStora
 async def test_every_clock_and_block_is_found(
     storage: SqliteStorage, clock: VirtualClock, state: Path
 ) -> None:
-    scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), storage=storage)
+    scheduler = scheduler_on(clock, storage=storage)
     await scheduler.open()
     now = clock.monotonic()
     names = ("slow.test", "late.test", "blocked.test")

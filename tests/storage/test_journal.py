@@ -16,6 +16,7 @@ import pytest
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
 from gatekeeper.storage.journal import HEADER, Journal, read_generation
+from tests.storage.inside import journal_of
 
 
 def clock(n: int) -> ClockRecord:
@@ -322,7 +323,7 @@ async def test_the_journal_is_begun_anew_when_it_is_full(path: Path) -> None:
 
     config = StorageConfig(journal_bytes=500, flush_interval=3600.0)
     async with SqliteStorage(path, config=config) as storage:
-        journal = storage._writer._journal
+        journal = journal_of(storage)
         for n in range(12):
             storage.promise(clock(n))
         assert journal.size > 500

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sqlite3
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import pytest
 
 from gatekeeper.storage import SqliteStorage
 from tests.effort import LONG
-from tests.processes import PYTHON
+from tests.forking import Victims
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 ROUNDS = 100 if LONG else 25
-VICTIM = Path(__file__).with_name("victim.py")
 
 
 @dataclass
@@ -46,46 +44,18 @@ class Told:
                 self.flushed |= self.put
                 self.latest = int(value)
 
-
-class Victim:
-    """A process that forks the processes to be killed, so that Python starts only once."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [PYTHON, VICTIM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the victim died by itself"
-        return line
-
-    def start(self, path: Path, seed: int, value: int) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{path} {seed} {value}\n")
-        self.process.stdin.flush()
-        return int(self.line().split()[1])
-
-    def kill(self, pid: int, told: Told) -> None:
-        """Kill the process, and read its last reports."""
-        os.kill(pid, signal.SIGKILL)
-        while (line := self.line()) != "dead\n":
-            told.hear(line)
+    def hear_last(self, lines: Iterable[str]) -> None:
+        """Take the last reports of a process that was killed."""
+        for line in lines:
+            self.hear(line)
         # Records that were put but not flushed may be lost: a later flush does not cover them.
-        told.put.clear()
-
-    def close(self) -> None:
-        with self.process:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
+        self.put.clear()
 
 
 @pytest.fixture
-def victim() -> Iterator[Victim]:
-    process = Victim()
-    yield process
-    process.close()
+def victim() -> Iterator[Victims]:
+    with closing(Victims("tests.storage.victim")) as victims:
+        yield victims
 
 
 async def check(path: Path, told: Told) -> None:
@@ -103,14 +73,14 @@ async def check(path: Path, told: Told) -> None:
             assert entries[-1].body_hash == found.body_hash
 
 
-async def test_no_promise_is_lost_by_kill_9(path: Path, victim: Victim) -> None:
+async def test_no_promise_is_lost_by_kill_9(path: Path, victim: Victims) -> None:
     rng = random.Random(20261120)
     told = Told()
     for _ in range(ROUNDS):
-        pid = victim.start(path, rng.randrange(1 << 30), told.latest + 1)
+        victim.start(path, rng.randrange(1 << 30), told.latest + 1)
         for _ in range(rng.randrange(150)):
             told.hear(victim.line())
-        victim.kill(pid, told)
+        told.hear_last(victim.kill())
         await check(path, told)
     assert len(told.promised) == 20
     assert len(told.flushed) == 20
@@ -120,20 +90,20 @@ async def test_no_promise_is_lost_by_kill_9(path: Path, victim: Victim) -> None:
 
 
 async def test_no_promise_is_lost_by_repeated_kills_shortly_after_the_start(
-    path: Path, victim: Victim
+    path: Path, victim: Victims
 ) -> None:
     """The file is not opened in between, so the journals of many processes accumulate."""
     rng = random.Random(7)
     told = Told()
     for _ in range(15):
-        pid = victim.start(path, rng.randrange(1 << 30), told.latest + 1)
+        victim.start(path, rng.randrange(1 << 30), told.latest + 1)
         for _ in range(rng.randrange(8)):
             told.hear(victim.line())
-        victim.kill(pid, told)
+        told.hear_last(victim.kill())
     await check(path, told)
 
 
-async def test_a_record_put_a_second_before_kill_9_is_not_lost(path: Path, victim: Victim) -> None:
+async def test_a_record_put_a_second_before_kill_9_is_not_lost(path: Path, victim: Victims) -> None:
     """Without a flush, the writer commits by itself. A slow machine gets three attempts."""
     lost = [await lost_after(1.0, path, victim)]
     while lost[-1] and len(lost) < 3:
@@ -141,13 +111,13 @@ async def test_a_record_put_a_second_before_kill_9_is_not_lost(path: Path, victi
     assert lost[-1] == []
 
 
-async def lost_after(seconds: float, path: Path, victim: Victim) -> list[str]:
+async def lost_after(seconds: float, path: Path, victim: Victims) -> list[str]:
     """Return the records that were put so long before the kill, and are missing."""
     told = Told()
-    pid = victim.start(path, 5, 0)
+    victim.start(path, 5, 0)
     while not told.put_at or told.now < min(at for _, at in told.put_at.values()) + seconds:
         told.hear(victim.line())
-    victim.kill(pid, Told())  # its last reports are too recent to count
+    victim.kill()  # its last reports are too recent to count
     lost = []
     async with SqliteStorage(path) as storage:
         for scope, (value, at) in told.put_at.items():

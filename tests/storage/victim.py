@@ -1,7 +1,7 @@
-"""The victim of test_kill.py: forks a process per round, which puts and promises without end.
+"""The victims of test_kill.py (see `tests/forking.py`): they put and promise without end.
 
-    stdin     one line per round: "<path> <seed> <clocks from>"
-    stdout    "pid <n>", then one line for every call that has returned, until the end
+    stdin     "<path> <seed> <clocks from>"
+    stdout    one line for every call that has returned
 
 Lines of a round: "promised <scope> <value>", "put <scope> <value>", "flushed <value>".
 Everything put or promised before "flushed <value>" carries at most that value.
@@ -10,33 +10,16 @@ Everything put or promised before "flushed <value>" carries at most that value.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 import time
 
 from gatekeeper.config import StorageConfig
-from gatekeeper.storage import ClockRecord, OriginRecord, SqliteStorage, pack_body
+from gatekeeper.storage import ClockRecord, SqliteStorage
+from tests.forking import fork_for_each, say
+from tests.storage.conftest import record_of
 
 CONFIG = StorageConfig(flush_interval=0.02, journal_bytes=4000, history_versions=3)
-
-
-def say(text: str) -> None:
-    os.write(1, f"{text}\n".encode())
-
-
-def record(scope: str, value: int) -> OriginRecord:
-    body, digest = pack_body(b"#%d" % (value // 3))
-    return OriginRecord(
-        origin=f"https://{scope}",
-        outcome="rule",
-        state="parsed",
-        fetched_at=float(value),
-        soft_expires_at=0.0,
-        expires_at=0.0,
-        body=body,
-        body_hash=digest,
-    )
 
 
 async def work(path: str, rng: random.Random, value: int) -> None:
@@ -48,23 +31,18 @@ async def work(path: str, rng: random.Random, value: int) -> None:
                 storage.promise(ClockRecord(scope=scope, next_at=float(value)))
                 say(f"promised {scope} {value}")
             elif rng.random() < 0.9:
-                storage.put_origin(record(scope, value))
+                text = b"#%d" % (value // 3)
+                storage.put_origin(record_of(f"https://{scope}", text, float(value)))
                 say(f"put {scope} {value} {time.monotonic()}")
             else:
                 await storage.flush()
                 say(f"flushed {value}")
 
 
-def main() -> None:
-    for line in sys.stdin:
-        path, seed, value = line.split()
-        child = os.fork()
-        if child == 0:
-            say(f"pid {os.getpid()}")
-            asyncio.run(work(path, random.Random(int(seed)), int(value)))
-        os.waitpid(child, 0)
-        say("dead")
+def live(line: str) -> None:
+    path, seed, value = line.split()
+    asyncio.run(work(path, random.Random(int(seed)), int(value)))
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each(sys.stdin, live)

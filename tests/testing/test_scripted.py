@@ -67,7 +67,7 @@ async def test_a_status_that_redirects_leads_nowhere(scripted_gate: ScriptedGate
         assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.BAD_REDIRECT)
 
 
-async def test_a_file_may_be_changed_by_another_say(scripted_gate: ScriptedGate) -> None:
+async def test_another_say_changes_the_file_of_an_origin(scripted_gate: ScriptedGate) -> None:
     gate = scripted_gate
     gate.say("https://a.example", 503)
     assert (await gate.check("https://a.example/")).verdict is Verdict.DEFER

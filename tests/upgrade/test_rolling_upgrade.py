@@ -15,8 +15,11 @@ from gatekeeper.urls import host_of
 from tests.conformance.test_process import Process
 from tests.fleet.server import Server
 from tests.internet import FakeInternet
+from tests.sidecar.conftest import Start, start
 from tests.upgrade.conftest import MakeMember, Member
 from tests.waiting_support import seen_in_time
+
+__all__ = ["start"]
 
 HOSTS = tuple(f"127.0.0.{number}" for number in range(21, 27))
 TEXT = "User-agent: *\nDisallow: /private/\n"
@@ -85,24 +88,21 @@ async def test_a_state_file_of_the_earlier_version_keeps_every_clock_and_block(
 
 
 async def test_a_lease_of_the_earlier_sidecar_is_still_held_and_reported(
-    internet: FakeInternet, packages: dict[str, Path], socket_folder: Path
+    internet: FakeInternet, packages: dict[str, Path], start: Start, socket_folder: Path
 ) -> None:
     url = f"{sites(internet)[0]}/page"
-    process = Process(socket_folder, "unix")
+    process = Process(start, "--socket", str(socket_folder / "gate.sock"))
     process.package = packages["earlier"]
     await process.start()
-    try:
-        async with RemoteGatekeeper(process.where, patience=30.0) as gate:
-            lease = await gate.acquire(url, owned=False)
-            await process.end(signal.SIGKILL)
-            process.package = packages["this"]
-            await process.start()
-            assert isinstance(await gate.try_acquire(url), NotYet)
-            lease.report(status=200)
-            lease.end()
-        assert (gate.stats().told, gate.stats().dropped) == (1, 0)
-    finally:
-        await process.close()
+    async with RemoteGatekeeper(process.where, patience=30.0) as gate:
+        lease = await gate.acquire(url, owned=False)
+        await process.end(signal.SIGKILL)
+        process.package = packages["this"]
+        await process.start()
+        assert isinstance(await gate.try_acquire(url), NotYet)
+        lease.report(status=200)
+        lease.end()
+    assert (gate.stats().told, gate.stats().dropped) == (1, 0)
 
 
 @pytest.mark.parametrize(("first", "second"), [("earlier", "this"), ("this", "earlier")])
