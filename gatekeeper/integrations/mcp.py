@@ -47,8 +47,8 @@ with needs_extra("mcp", __name__):
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
     from pydantic import BaseModel, Field
 
-__all__ = ["AgentGate", "as_text", "build", "serving"]
-__all__ += ["ExplainedURL", "FetchedPage", "ListedPage", "Permission", "SiteList"]
+__all__ = ["AgentGate", "ExplainedURL", "FetchedPage", "ListedPage", "Permission", "SiteList"]
+__all__ += ["as_text", "build", "serving"]
 
 KEPT_SECONDS: Final = 300.0
 """How long the text of a page is kept, so that the rest of it can be read without a request."""

@@ -52,8 +52,8 @@ from gatekeeper.testing.virtual_clock import VirtualClock
 with needs_extra("testing", "gatekeeper.testing"):
     import pytest
 
-__all__ = ["ScriptedGate", "ScriptedRobots", "drive", "scripted_gate", "virtual_clock"]
-__all__ += ["Breach", "Manners", "Seen", "answers", "judge"]
+__all__ = ["Breach", "Manners", "ScriptedGate", "ScriptedRobots", "Seen", "answers", "drive"]
+__all__ += ["judge", "scripted_gate", "virtual_clock"]
 
 _T = TypeVar("_T")
 
