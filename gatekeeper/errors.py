@@ -76,6 +76,15 @@ def quoted(url: str) -> str:
     return f"'{url}'" if url.isprintable() else repr(url)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return how many there are, as people write it.
+
+    >>> counted(1, "line"), counted(1234, "line")
+    ('1 line', '1,234 lines')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class ConfigError(GatekeeperError, ValueError):
     """A setting or argument is invalid; the message names it and the remedy."""
 

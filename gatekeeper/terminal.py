@@ -83,15 +83,6 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wanted else text
 
 
-def counted(number: int, noun: str) -> str:
-    """Return how many there are, for people.
-
-    >>> counted(1, "error"), counted(2, "error")
-    ('1 error', '2 errors')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def log_to_stderr() -> None:
     """Print each warning of the library as one line; on a terminal with its time (UTC)."""
     time_field = "%(asctime)s " if sys.stderr is not None and sys.stderr.isatty() else ""

@@ -46,14 +46,13 @@ from gatekeeper.audit.reading import (
     DAMAGED,
     ChainFiles,
     add_to,
-    counted,
     find_chains,
     host_asked_for,
     host_of_line,
     raw_lines,
     why,
 )
-from gatekeeper.errors import ConfigError, InvalidURL
+from gatekeeper.errors import ConfigError, InvalidURL, counted
 from gatekeeper.signing import SigningKey
 from gatekeeper.urls import printable
 

@@ -471,12 +471,3 @@ def merged(readers: Iterable[ChainReader]) -> Iterator[ChainEntry]:
 def _opened_late(reader: ChainReader) -> Iterator[ChainEntry]:
     yield ChainEntry(reader.files.started, reader.number, None, "")  # no file is open yet
     yield from reader.entries()
-
-
-def counted(count: int, noun: str) -> str:
-    """Return how many there are, as people write it.
-
-    >>> counted(1, "line"), counted(1234, "line")
-    ('1 line', '1,234 lines')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -34,12 +34,12 @@ from gatekeeper.audit.reading import (
     ChainEntry,
     ChainReader,
     ChainSummary,
-    counted,
     merged,
     moment_text,
     read_chains,
 )
 from gatekeeper.clock import utc
+from gatekeeper.errors import counted
 from gatekeeper.signing import PublicKey
 from gatekeeper.urls import printable
 

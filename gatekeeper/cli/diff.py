@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import CommandParser, load
+from gatekeeper.errors import counted
 from gatekeeper.robots import Difference, Ruling, diff
 from gatekeeper.sites.texts import place_of, read_bounded, read_text
-from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint, urls_of
+from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint, urls_of
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 

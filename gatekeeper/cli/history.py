@@ -21,9 +21,9 @@ from typing import Any
 
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.clock import utc
-from gatekeeper.errors import ConfigError, StorageError
+from gatekeeper.errors import ConfigError, StorageError, counted
 from gatekeeper.storage import HistoryEntry, schema
-from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text
+from gatekeeper.terminal import DENIED, NAME, OK, json_text
 from gatekeeper.urls import parse, printable
 
 MAX_COMPARED = 4_000_000

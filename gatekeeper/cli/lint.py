@@ -14,7 +14,7 @@ import msgspec
 from gatekeeper import __version__, terminal
 from gatekeeper.cli import CommandParser, load
 from gatekeeper.config import Config
-from gatekeeper.errors import GatekeeperError
+from gatekeeper.errors import GatekeeperError, counted
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.sites.fixes import repaired
 from gatekeeper.sites.lint import CODES, coding_findings
@@ -178,8 +178,8 @@ def _print_text(report: LintReport, lines: list[str]) -> None:
         if finding.column:
             print("\n".join(_marker_lines(finding, lines[finding.line - 1])))
     if report.findings:
-        errors = terminal.counted(report.errors, "error")
-        print(f"{name}: {terminal.counted(len(report.findings), 'finding')}, {errors}")
+        errors = counted(report.errors, "error")
+        print(f"{name}: {counted(len(report.findings), 'finding')}, {errors}")
     else:
         print(f"{name}: no findings")
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper.cli import CommandParser, load
-from gatekeeper.errors import GatekeeperError
+from gatekeeper.errors import GatekeeperError, counted
 from gatekeeper.robots import Rule
 from gatekeeper.sites.texts import Text, is_url, place_of, read_bounded, read_sitemap, read_text
-from gatekeeper.terminal import DENIED, NAME, OK, counted, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 from gatekeeper.urls import MAX_URL, printable
 
 if TYPE_CHECKING:

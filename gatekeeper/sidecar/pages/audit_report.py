@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gatekeeper.audit.reading import counted
 from gatekeeper.audit.report import AuditReport, HostRow, OverrideRow
+from gatekeeper.errors import counted
 from gatekeeper.sidecar.pages import html
 from gatekeeper.sidecar.pages.html import Child, Html, Row, badge, card, code, element, number, row
 from gatekeeper.sidecar.pages.shell import asset, document
