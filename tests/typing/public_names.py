@@ -77,6 +77,7 @@ async def the_gate() -> None:
             assert_type(one, Decision)
         found = gate.sitemaps("https://example.org", since=date(2026, 11, 1), guess=True)
         assert_type(found, Sitemaps)
+        assert_type(aiter(found), Sitemaps)
         async for entry in found:
             assert_type(entry, SitemapEntry)
             assert_type(entry.lastmod, datetime | None)
