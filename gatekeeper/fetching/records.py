@@ -84,8 +84,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     policies: dict[str, Policy] | None = None
     """The policies of other agents, by product token; None at rest."""
     flat: FlatRules | None = None
-    """The rules of the gate's own agent in the form at rest, made when it was first put to rest;
-    None if they have no such form."""
+    """The rules of the gate's own agent in the form at rest, made with its first policy, while the
+    rules are in the processor's cache; None if they have no such form."""
     rules: LongestMatch | FlatRules | None = None
     """The rules of the gate's own agent, in the form that answers at the moment. None before its
     first policy was made, or if they do not decide alone."""
@@ -111,11 +111,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def rest(self) -> None:
         """Put the text to rest: keep only the body, compressed unless it is short, and the rules
         of the gate's own agent in flat form."""
-        own = self.own
         self.parsed = self.own = self.policies = None
         self.rules = self.flat
-        if own is not None:
-            self.add_policy(own, 0)
         if self.size > _MAX_PLAIN_OCTETS:
             self.compress()
 
@@ -146,19 +143,18 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         At rest keep the rules of the gate's own agent, in flat form.
         """
         own = policy.agent == self.options[2]
+        if own and self.flat is None and self.size < LARGE:
+            self.flat = policy.flat()
         if self.parsed is None:
-            if own and self.flat is None and self.size < LARGE:
-                self.rules = self.flat = policy.flat()
-            return
-        if own:
+            self.rules = self.flat if own else self.rules
+        elif own:
             # With a Visit-time no verdict holds without the hour.
             self.own, self.rules = policy, None if policy.timed else policy.plain
-            return
-        if self.policies is None:
-            self.policies = {}
-        self.policies[policy.agent] = policy
-        while len(self.policies) > max_policies:
-            del self.policies[next(iter(self.policies))]
+        else:
+            self.policies = self.policies or {}
+            self.policies[policy.agent] = policy
+            while len(self.policies) > max_policies:
+                del self.policies[next(iter(self.policies))]
 
 
 class FileTexts:

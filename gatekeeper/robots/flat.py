@@ -1,14 +1,15 @@
 """Rules of RFC 9309 as a few plain strings, which answer for an origin that is not in active use.
 
 A gate that caches hundreds of thousands of files cannot keep an object per rule for each of them,
-nor let the garbage collector traverse them. `FlatRules` consists of a few strings, built in one
-pass over the rules that an agent obeys, and answers by searching them: most rules share no prefix
-with the requested path, and most patterns need a piece that it does not contain. There is no flat
-form for rule sets for which this is not exact or not fast.
+nor let the garbage collector traverse them. `FlatRules` consists of a few strings, joined from the
+rules that an agent obeys, and answers by searching them: most rules share no prefix with the
+requested path, and most patterns need a piece that it does not contain. There is no flat form for
+rule sets for which this is not exact or not fast.
 """
 
 from __future__ import annotations
 
+import re
 from itertools import compress
 from typing import Final
 
@@ -31,11 +32,8 @@ _MAX_OCTETS: Final = 16_384
 """Maximum octets of rules for which searching is fast: 99 % of files have no more."""
 _MAX_KEY: Final = 8
 """Maximum octets of a path's beginning by which rules are searched for."""
-_MARKS: Final = "<>|"
-_ALLOWS: Final = ">|"
-_WILD: Final = "<|"
-"""Marks after a value that is not a plain Disallow: no normal form contains one of these
-characters."""
+_SHORT_BEGINNINGS: Final = re.compile(rf"\n([^*$\n]{{0,{_MAX_KEY - 1}}}+)([*$][^\n]*+)")
+"""Finds the rules with a wildcard in their first octets: what is before it, and the rest."""
 _MAX_PATTERNS: Final = 250
 """Maximum number of patterns with a piece in the path that are compared."""
 _MAX_PATH: Final = 2_048
@@ -43,25 +41,25 @@ _MAX_PATH: Final = 2_048
 
 
 class FlatRules(msgspec.Struct, frozen=True, gc=False):
-    """The rules of one set: their values in normal form, the longest first, Allow before Disallow
-    in a tie.
+    """The rules of one set: their values in normal form.
 
-    So the first rule that matches a path decides. There are few objects, because each object that a
-    question reads is a cache miss when one of hundreds of thousands of origins is asked about.
+    There are few objects, because each object that a question reads is a cache miss when one of
+    hundreds of thousands of origins is asked about.
     """
 
     rules: str
-    """Rules that begin with more than a slash, each between line feeds. A pattern or an Allow is
-    followed by its mark (`_ALLOWS`, `_WILD`)."""
+    """All rules, each between line feeds, first those that deny."""
+    first_allow: int
+    """Offset in `rules` from which on they allow."""
     patterns: str
-    """The patterns that begin with a wildcard or with a slash and a wildcard, one per line,
-    preceded by `-`, or by `+` for Allow."""
+    """The patterns that begin with a wildcard or with a slash and a wildcard, the longest first,
+    one per line, preceded by `-`, or by `+` for Allow, which comes first in a tie."""
     pieces: str
     """For each of `patterns` a literal piece of every path that it matches, one per line."""
     slash_score: int
     """Score of the rules that are a single slash: they match every path."""
     key_length: int
-    """Number of octets at the beginning of each of `rules` that contain no wildcard."""
+    """Number of octets at the beginning of each of the other `rules` that contain no wildcard."""
     queries: bool
     """Whether a rule contains a `?`: a path with escapes in its query may have to be compared in
     two forms (RFC 9309 section 2.2.2, RFC-25)."""
@@ -98,23 +96,28 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         best, rules = self.slash_score, self.rules
         if len(path) > _MAX_PATH:
             return None
-        if rules:
-            key = "\n" + path[: self.key_length]
-            place, compared = rules.find(key), 0
-            while place >= 0:
-                end = rules.index("\n", place + 1)
-                rule = rules[place + 1 : end]
-                value = rule.rstrip(_MARKS)
-                wild = rule[-1] in _WILD
-                if path.startswith(value) or (wild and wild_match(squeeze(value), path)):
-                    best = len(value) << 1 | (rule[-1] in _ALLOWS)
-                    break
-                compared += wild
-                if compared > _MAX_PATTERNS:
-                    return None
-                place = rules.find(key, end)
-        if not self.pieces:
-            return best
+        key = "\n" + path[: self.key_length]
+        place = rules.find(key) if len(path) > 1 else -1
+        compared = 0
+        while place >= 0:
+            end = rules.index("\n", place + 1)
+            score = end - place - 1 << 1 | (place >= self.first_allow)
+            if score > best:
+                value = rules[place + 1 : end]
+                if path.startswith(value):
+                    best = score
+                elif "*" in value or value[-1] == "$":
+                    compared += 1
+                    if compared > _MAX_PATTERNS:
+                        return None
+                    if wild_match(squeeze(value), path):
+                        best = score
+            place = rules.find(key, end)
+        return self._best_pattern(path, best) if self.pieces else best
+
+    def _best_pattern(self, path: str, best: int) -> int | None:
+        """Return the score of the longest of `patterns` that matches, if it is greater than `best`,
+        else `best`. None if there are too many to compare."""
         pieces = self.pieces.split("\n")
         if True not in map(path.__contains__, pieces):
             return best
@@ -138,41 +141,28 @@ def flat_rules(
     `denied` and `allowed` are the values of the rules in normal form, as from
     `LongestMatch.values`.
     """
-    joined = "\n".join(denied + allowed)
-    if len(joined) > _MAX_OCTETS:
+    denying = "\n".join(["", *denied])
+    rules = "\n".join([denying, *allowed, ""])
+    if len(rules) > _MAX_OCTETS:
         return None
     slash_score = 3 if "/" in allowed else 2 if "/" in denied else NO_RULE
-    key_length = _MAX_KEY
-    rules: list[str] = []
+    lengths = {_MAX_KEY, *map(len, denied), *map(len, allowed)}
     patterns: list[str] = []
-    if "*" in joined or "$" in joined:
-        for values, sign, mark in ((allowed, "+", "|"), (denied, "-", "<")):
-            for value in [value for value in values if "*" in value or value[-1] == "$"]:
-                literal = len(value.partition("*")[0].removesuffix("$"))
-                if literal > 1:
-                    rules.append(value + mark)
-                    key_length = min(key_length, literal)
-                elif value[0] in "/*":
-                    patterns.append(sign + value)
+    if "*" in rules or "$" in rules:
+        find, first_allow = _SHORT_BEGINNINGS.findall, len(denying)
+        for sign, found in (("+", find(rules, first_allow)), ("-", find(rules, 0, first_allow))):
+            lengths.update([len(beginning) for beginning, _ in found])
+            patterns += [f"{sign}{head}{rest}" for head, rest in found if head in {"", "/"}]
         patterns.sort(key=len, reverse=True)
-        denied = [value for value in denied if "*" not in value and value[-1] != "$"]
-        allowed = [value for value in allowed if "*" not in value and value[-1] != "$"]
-    # Of two lines of equal length, a value without a mark is the longer one, and an Allow line is
-    # one character longer than the Disallow line of the same value. The sort is stable.
-    rules = denied + [value + ">" for value in allowed if len(value) > 1] + rules
-    rules.sort(key=len, reverse=True)
-    while rules and len(rules[-1]) == 1:
-        rules.pop()  # a slash, or a value without effect
-    if rules:
-        key_length = min(key_length, len(rules[-1].rstrip(_MARKS)))
     # Every path contains a slash.
     pieces = [rule[1:].rstrip("*$").rpartition("*")[2] or "/" for rule in patterns]
     return FlatRules(
-        rules="\n".join(["", *rules, ""]) if rules else "",
+        rules=rules,
+        first_allow=len(denying),
         patterns="\n".join(patterns),
         pieces="\n".join(pieces),
         slash_score=slash_score,
-        key_length=key_length,
-        queries="?" in joined,
+        key_length=min(lengths - {0, 1}),
+        queries="?" in rules,
         crawl_delay=crawl_delay,
     )

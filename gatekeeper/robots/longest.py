@@ -48,6 +48,8 @@ MAX_LINEAR_PAIRS = 1 << 21
 """Maximum product of the octets of a path and of the patterns for which the patterns are tried one
 by one. It may be used up twice for an answer, which takes some 2 ms. Beyond that the work is
 counted, see `patterns`."""
+_NOT_MADE = -2
+"""Instead of a number of octets: what depends on it is not made yet."""
 _MAX_MATCHING_STEPS = 500_000
 """Maximum number of steps for listing all rules that match a path, besides looking at each."""
 
@@ -94,6 +96,7 @@ class LongestMatch:
             values = [value or _NO_EFFECT for value in values]
         self._queries = "?" in joined
         """Whether a rule contains a `?`: a path with escapes is compared in two forms (RFC-25)."""
+        self._wild = "*" in joined or "$" in joined
         self._written: list[str] = []
         """Values before `query_form`, if that makes a difference."""
         if self._queries and QUERY_ESCAPE.search(joined):
@@ -102,8 +105,9 @@ class LongestMatch:
         """Values in normal form, in file order."""
         self._disallows = disallows
         """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
-        self._compared = False
-        """Whether a path was compared with all rules, one by one."""
+        self._max_compared = MAX_LINEAR_PAIRS // (len(joined) or 1)
+        """Maximum number of octets of a path that is compared with all rules, one by one; -1 after
+        that was done once, and after the rules were prepared."""
         self._prepared: _Prepared | None = None
         self._index: PieceIndex | None = None
         self._denied: tuple[str, ...] = ()
@@ -115,12 +119,15 @@ class LongestMatch:
         """A path that an Allow matches starts with one of these."""
         self._deciding_heads: tuple[str, ...] = (ROBOTS_TXT,)
         """Prefixes of all paths that are matched by a Disallow and yet allowed."""
-        self._max_quick = ALWAYS_SENDABLE_LENGTH
-        """Maximum number of octets of a path for which these are used."""
+        self._max_quick = _NOT_MADE
+        """Maximum number of octets of a path for which these four are used."""
         if len(joined) > LARGE:
             self._max_quick = -1
             self._prepare()
-            return
+
+    def _make_quick(self) -> None:
+        """Make the fields that answer for most paths without looking at single rules."""
+        values, disallows = self._values, self._disallows
         denied = values
         if disallows:
             denied = [*compress(values, disallows)]
@@ -131,12 +138,14 @@ class LongestMatch:
             least = min(map(len, denied), default=0)
             deciding = [len(value) >= least for value in allows]
             self._deciding_heads = (*compress(heads, deciding), ROBOTS_TXT)
-        if "*" in joined or "$" in joined:
+        most = ALWAYS_SENDABLE_LENGTH
+        if self._wild:
+            joined = "\n".join(values)
             many = joined.count("*") + joined.count("$") > MAX_LINEAR_PATTERNS
-            most = -1 if many else MAX_LINEAR_PAIRS // len(joined)
-            self._max_quick = min(ALWAYS_SENDABLE_LENGTH, most)
+            most = -1 if many else min(most, MAX_LINEAR_PAIRS // len(joined))
             denied, self._quick = _split_off_patterns(denied)
         self._denied = tuple(denied)
+        self._max_quick = most  # last, as another thread may use them from now on
 
     def allows_url(self, url: str) -> bool:
         """Return the verdict for a URL or a path. Raises InvalidURL for text that is neither."""
@@ -166,10 +175,13 @@ class LongestMatch:
             if self._queries and "?" in path and ("%2F" in path or "%3A" in path):
                 return self.longest(path) & 1 == 1
         if len(path) > self._max_quick:
+            if self._max_quick == _NOT_MADE:
+                self._make_quick()
+                return self.allows_plain(path)
             return None if len(path) > ALWAYS_SENDABLE_LENGTH else self.decide(path) & 1 == 1
         if not path.startswith(self._denied) and not (self._quick and self._meets_pattern(path)):
             return True
-        self._compared = True  # who asks for no rule asks often: the rules are prepared
+        self._max_compared = -1  # who asks for no rule asks often: the rules are prepared
         return path.startswith(self._deciding_heads) and self.decide(path) & 1 == 1
 
     def _meets_pattern(self, path: str) -> bool:
@@ -186,14 +198,16 @@ class LongestMatch:
             path = rfc_path(path)
         if path == ROBOTS_TXT:
             return ROBOTS_FILE
+        if len(path) <= self._max_compared and "%" not in path:
+            self._max_compared = -1  # for one path this is quicker than preparing
+            found = self._matching(path)
+            return found[0][0] * 2 + (not found[0][2]) if found else -1
+        if self._max_quick == _NOT_MADE:
+            self._make_quick()
         if len(path) <= self._max_quick and "%" not in path:
             free = not path.startswith(self._denied) and not path.startswith(self._allow_heads)
             if free and not (self._quick and self._meets_pattern(path)):
                 return -1  # as for most paths
-            if not self._compared and not self._prepared:
-                self._compared = True  # for one path this is quicker than preparing
-                found = self._matching(path)
-                return found[0][0] * 2 + (not found[0][2]) if found else -1
         return self.longest(path)
 
     def values(self) -> tuple[list[str], list[str]] | None:
@@ -261,6 +275,7 @@ class LongestMatch:
 
     def _prepare(self) -> _Prepared:
         """Prepare the rules for any path."""
+        self._max_compared = -1
         # Of two equal rules an Allow, and of these the first in the file, is stored last.
         values = self._values[::-1]
         denied = self._disallows[::-1] or values
@@ -303,29 +318,32 @@ class LongestMatch:
 
     def _matching(self, path: str) -> list[tuple[int, int, bool]]:
         """Return `matching` of a path in normal form, and whether each rule denies."""
+        values, marks = self._values, self._disallows or self._values
+        # No path in normal form contains a wildcard, so no pattern is the beginning of one.
+        found = {*compress(range(len(values)), map(path.startswith, values))}
         views = {path, query_form(path)} if "%" in path else {path}
-        two_forms = "%" in path or bool(self._written)
-        budget = StepBudget(_MAX_MATCHING_STEPS)
-        marks = self._disallows or self._values
-        found: list[tuple[int, int, bool]] = []
-        with suppress(StepBudgetExceeded):
-            for number, value in enumerate(self._values):
-                if "*" in value:
-                    budget.spend(len(path) * len(value) >> COMPARE_BITS)
-                elif "?" not in value and value[-1] != "$":
-                    if path.startswith(value):
-                        found.append((number, len(value), bool(marks[number])))
-                    continue
-                pattern = squeeze(value)
-                matches = wild_match(pattern, path)
-                if not matches and two_forms and "?" in value:
-                    written = squeeze(self._written[number]) if self._written else pattern
-                    matches = any(starmap(wild_match, product({pattern, written}, views)))
-                if matches:
-                    found.append((number, len(value), bool(marks[number])))
-        if len(found) > 1:
-            found.sort(key=lambda each: (-each[1], each[2]))
-        return found
+        two_forms = self._queries and ("%" in path or bool(self._written))
+        if self._wild or two_forms:
+            start, budget = path[:2], StepBudget(_MAX_MATCHING_STEPS)
+            with suppress(StepBudgetExceeded):
+                for number, value in enumerate(values):
+                    beginning = value[:2]
+                    if beginning != start and "*" not in beginning and beginning[-1] != "$":
+                        continue
+                    if "*" in value:
+                        budget.spend(len(path) * len(value) >> COMPARE_BITS)
+                    elif value[-1] != "$" and not (two_forms and "?" in value):
+                        continue
+                    pattern = squeeze(value)
+                    matches = wild_match(pattern, path)
+                    if not matches and two_forms and "?" in value:
+                        written = squeeze(self._written[number]) if self._written else pattern
+                        matches = any(starmap(wild_match, product({pattern, written}, views)))
+                    if matches:
+                        found.add(number)
+        matching = [(number, len(values[number]), bool(marks[number])) for number in found]
+        matching.sort(key=lambda each: (-each[1], each[2], each[0]))
+        return matching
 
 
 def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

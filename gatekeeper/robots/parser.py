@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 from gatekeeper.urls import printable
 
@@ -298,11 +298,13 @@ def rule_columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
     return [] if all(disallows) else disallows, values
 
 
-def rule_starts(text: str, spans: Spans) -> Iterator[int]:
-    """Yield the offset of each Allow and Disallow line in the spans, in order."""
-    for low, high in in_pieces(text, spans):
-        for found in RULE.finditer(text, low, high):
-            yield found.start() + 1
+def rule_starts(text: str, spans: Spans, first: int = 0) -> Iterator[int]:
+    """Yield the offset of each Allow and Disallow line in the spans, in order, from the rule with
+    the number `first` on."""
+    pieces = in_pieces(text, spans)
+    found = chain.from_iterable([RULE.finditer(text, low, high) for low, high in pieces])
+    for rule in islice(found, first, None):
+        yield rule.start() + 1
 
 
 def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:

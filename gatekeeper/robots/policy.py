@@ -234,7 +234,7 @@ class Policy:
         if self._rules or self._cached_offsets:
             offset = self._offsets()[place][number]
         else:  # most files meet one rule
-            offset = next(islice(rule_starts(text, reading.spans), number, None))
+            offset = next(rule_starts(text, reading.spans, number))
         v2 = reading.dialect is Dialect.V2
         rule = rule_at(text, offset, self._line_number(offset), v2=v2)
         if len(self._rules) >= _MAX_RULES:
