@@ -43,7 +43,7 @@ from gatekeeper.pacing.host_settings import BudgetSpent, HostRules, explained
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.pacing.waiters import HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt, Rule, product_token
-from gatekeeper.robots.flat import NO_RULE
+from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_normal_path, is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval, may_visit, next_visit
 from gatekeeper.split_dict import MASK, SplitDict
@@ -353,10 +353,8 @@ class Decider:
         text, agent = standing.text, frame.user_agent
         if text is not None and agent == self.agent and not lately and self._max_interval is None:
             # The form at rest knows that no rule matches; to name the rule is too much for it.
-            if text.own is None and text.flat is None:
-                self.policy(text, agent)
-            flat = text.flat
-            if flat is not None and flat.score(path) == NO_RULE:
+            flat = text.rules
+            if isinstance(flat, FlatRules) and flat.score(path) == NO_RULE:
                 frame = replace(frame, crawl_delay=flat.crawl_delay)
                 return PathRuling(_ALLOW, frame.reason), frame
         policy = self.policy(text, agent, wake=lately)

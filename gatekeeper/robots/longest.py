@@ -7,10 +7,12 @@ path when it is asked about, unless it is in normal form as written, which most 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress, product, starmap
 from operator import itemgetter, not_
 
+from gatekeeper.robots.flat import NO_RULE, FlatRules, flat_rules
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
 from gatekeeper.robots.parser import Dialect, Spans, rule_columns
 from gatekeeper.robots.patterns import (
@@ -97,6 +99,7 @@ class LongestMatch:
         self._queries = "?" in joined
         """Whether a rule contains a `?`: a path with escapes is compared in two forms (RFC-25)."""
         self._wild = "*" in joined or "$" in joined
+        """Whether a rule contains a wildcard."""
         self._written: list[str] = []
         """Values before `query_form`, if that makes a difference."""
         if self._queries and QUERY_ESCAPE.search(joined):
@@ -108,6 +111,7 @@ class LongestMatch:
         self._max_compared = MAX_LINEAR_PAIRS // (len(joined) or 1)
         """Maximum number of octets of a path that is compared with all rules, one by one; -1 after
         that was done once, and after the rules were prepared."""
+        self._flat: FlatRules | None = None
         self._prepared: _Prepared | None = None
         self._index: PieceIndex | None = None
         self._denied: tuple[str, ...] = ()
@@ -199,9 +203,8 @@ class LongestMatch:
         if path == ROBOTS_TXT:
             return ROBOTS_FILE
         if len(path) <= self._max_compared and "%" not in path:
-            self._max_compared = -1  # for one path this is quicker than preparing
-            found = self._matching(path)
-            return found[0][0] * 2 + (not found[0][2]) if found else -1
+            self._max_compared = -1
+            return self._first_answer(path)
         if self._max_quick == _NOT_MADE:
             self._make_quick()
         if len(path) <= self._max_quick and "%" not in path:
@@ -210,14 +213,25 @@ class LongestMatch:
                 return -1  # as for most paths
         return self.longest(path)
 
-    def values(self) -> tuple[list[str], list[str]] | None:
-        """Return the values in normal form of the rules that deny, and of those that allow. None if
-        a rule has two forms (RFC-25)."""
-        if self._written and self._written != self._values:
-            return None
-        if not (marks := self._disallows):
-            return self._values, []
-        return [*compress(self._values, marks)], [*compress(self._values, map(not_, marks))]
+    def flat(self, crawl_delay: float | None) -> FlatRules | None:
+        """Return the rules in flat form. None if a rule has two forms (RFC-25), or if searching
+        them would be slow."""
+        if not self._written or self._written == self._values:
+            denied, allowed = self._values, list[str]()
+            if marks := self._disallows:
+                denied = [*compress(self._values, marks)]
+                allowed = [*compress(self._values, map(not_, marks))]
+            self._flat = flat_rules(denied, allowed, crawl_delay)
+        return self._flat
+
+    def _first_answer(self, path: str) -> int:
+        """Return the code of the deciding rule as `longest` does, by comparing the path with the
+        rules one by one: for one path this is quicker than preparing them."""
+        score = None if self._flat is None else self._flat.score(path)
+        if score == NO_RULE:
+            return -1
+        found = self._matching(path, None if score is None else score >> 1)
+        return found[0][0] * 2 + (not found[0][2]) if found else -1
 
     def longest(self, path: str) -> int:
         """Return the code of the longest rule that matches a path in normal form, -1 or DENIED."""
@@ -316,34 +330,38 @@ class LongestMatch:
         """
         return [(number, length) for number, length, _ in self._matching(rfc_path(path))]
 
-    def _matching(self, path: str) -> list[tuple[int, int, bool]]:
-        """Return `matching` of a path in normal form, and whether each rule denies."""
+    def _matching(self, path: str, length: int | None = None) -> list[tuple[int, int, bool]]:
+        """Return `matching` of a path in normal form, and whether each rule denies.
+
+        With a length only the rules that have it are considered.
+        """
         values, marks = self._values, self._disallows or self._values
-        # No path in normal form contains a wildcard, so no pattern is the beginning of one.
-        found = {*compress(range(len(values)), map(path.startswith, values))}
+        numbers: Sequence[int] = range(len(values))
+        if length is not None:
+            numbers = [number for number, each in enumerate(values) if len(each) == length]
         views = {path, query_form(path)} if "%" in path else {path}
-        two_forms = self._queries and ("%" in path or bool(self._written))
-        if self._wild or two_forms:
-            start, budget = path[:2], StepBudget(_MAX_MATCHING_STEPS)
-            with suppress(StepBudgetExceeded):
-                for number, value in enumerate(values):
-                    beginning = value[:2]
-                    if beginning != start and "*" not in beginning and beginning[-1] != "$":
-                        continue
-                    if "*" in value:
-                        budget.spend(len(path) * len(value) >> COMPARE_BITS)
-                    elif value[-1] != "$" and not (two_forms and "?" in value):
-                        continue
-                    pattern = squeeze(value)
-                    matches = wild_match(pattern, path)
-                    if not matches and two_forms and "?" in value:
-                        written = squeeze(self._written[number]) if self._written else pattern
-                        matches = any(starmap(wild_match, product({pattern, written}, views)))
-                    if matches:
-                        found.add(number)
-        matching = [(number, len(values[number]), bool(marks[number])) for number in found]
-        matching.sort(key=lambda each: (-each[1], each[2], each[0]))
-        return matching
+        two_forms = "%" in path or bool(self._written)
+        budget = StepBudget(_MAX_MATCHING_STEPS)
+        found: list[tuple[int, int, bool]] = []
+        with suppress(StepBudgetExceeded):
+            for number in numbers:
+                value = values[number]
+                if "*" in value:
+                    budget.spend(len(path) * len(value) >> COMPARE_BITS)
+                elif "?" not in value and value[-1] != "$":
+                    if path.startswith(value):
+                        found.append((number, len(value), bool(marks[number])))
+                    continue
+                pattern = squeeze(value)
+                matches = wild_match(pattern, path)
+                if not matches and two_forms and "?" in value:
+                    written = squeeze(self._written[number]) if self._written else pattern
+                    matches = any(starmap(wild_match, product({pattern, written}, views)))
+                if matches:
+                    found.append((number, len(value), bool(marks[number])))
+        if len(found) > 1:
+            found.sort(key=lambda each: (-each[1], each[2]))
+        return found
 
 
 def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

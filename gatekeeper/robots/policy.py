@@ -19,7 +19,7 @@ from typing import Literal
 
 from gatekeeper.late import late
 from gatekeeper.robots import timing
-from gatekeeper.robots.flat import FlatRules, flat_rules
+from gatekeeper.robots.flat import FlatRules
 from gatekeeper.robots.groups import RuleSet, agent_lines, choose, group_starts, records_of
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import (
@@ -157,8 +157,7 @@ class Policy:
         rules, directives = self.plain, self._directives()
         if rules is None or directives.visit_times:
             return None
-        values = rules.values()
-        return None if values is None else flat_rules(*values, directives.crawl_delay)
+        return rules.flat(directives.crawl_delay)
 
     @property
     def plain(self) -> LongestMatch | None:
