@@ -393,7 +393,8 @@ class Guard:
     def _judge_name(self, host: str) -> Refusal | None:
         name = _normalized(host)
         labels = name.split(".")
-        if len(name) > _MAX_NAME or "" in labels or max(map(len, labels)) > _MAX_LABEL:
+        long = len(name) > _MAX_LABEL and max(map(len, labels)) > _MAX_LABEL
+        if len(name) > _MAX_NAME or "" in labels or long:
             detail = f"{name[:_MAX_NAME]}: not a valid name"
             return Refusal(Kind.MALFORMED, detail, NO_NAME_NOTE)
         inner = is_inner_name(name)
@@ -519,8 +520,10 @@ def _normalized(host: str) -> str:
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
     """Return True if a name is listed, or is a subdomain of a listed `*.parent`."""
+    if not names:
+        return False
     parents = (f"*{name[at:]}" for at, one in enumerate(name) if one == ".")
-    return bool(names) and (name in names or any(parent in names for parent in parents))
+    return name in names or any(parent in names for parent in parents)
 
 
 def _read_list(

@@ -318,9 +318,13 @@ class Decider:
 
     @staticmethod
     def _frame_of(record: Record, standing: Standing, agent: str) -> Decision:
-        return replace(
-            _frame(record.origin, agent, standing.state),
+        return Decision(
+            verdict=_ALLOW,
             reason=standing.reason,
+            url="",
+            origin=record.origin,
+            user_agent=agent,
+            state=standing.state,
             robots_status=standing.status,
             fetched_at=_utc_or_none(standing.fetched_at),
             expires_at=_utc_or_none(standing.expires_at),
@@ -362,10 +366,10 @@ class Decider:
             text.windows = policy.visit_times
         walls = (moment.wall_time, moment.wall_time + moment.transit)
         ruling = rule_on(policy, path, record.origin, frame.reason, walls)
-        clamped = self._clamped(policy, standing, moment)
-        return ruling, replace(
-            frame, crawl_delay=policy.crawl_delay, clamped=clamped is not None, note=clamped
-        )
+        clamped, delay = self._clamped(policy, standing, moment), policy.crawl_delay
+        if clamped is not None or delay is not None:
+            frame = replace(frame, crawl_delay=delay, clamped=clamped is not None, note=clamped)
+        return ruling, frame
 
     # --- warm origins -------------------------------------------------------------------
 

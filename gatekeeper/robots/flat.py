@@ -52,8 +52,8 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     first_allow: int
     """Offset in `rules` from which on they allow."""
     patterns: str
-    """The patterns that begin with a wildcard or with a slash and a wildcard, the longest first,
-    one per line, preceded by `-`, or by `+` for Allow, which comes first in a tie."""
+    """The patterns that begin with a wildcard or with a slash and a wildcard, one per line,
+    preceded by `-`, or by `+` for Allow."""
     pieces: str
     """For each of `patterns` a literal piece of every path that it matches, one per line."""
     slash_score: int
@@ -126,10 +126,8 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
             return None
         for rule in candidates:
             score = len(rule) - 1 << 1 | (rule[0] == "+")
-            if score <= best:
-                break
-            if wild_match(squeeze(rule[1:]), path):
-                return score
+            if score > best and wild_match(squeeze(rule[1:]), path):
+                best = score
         return best
 
 
@@ -153,7 +151,6 @@ def flat_rules(
         for sign, found in (("+", find(rules, first_allow)), ("-", find(rules, 0, first_allow))):
             lengths.update([len(beginning) for beginning, _ in found])
             patterns += [f"{sign}{head}{rest}" for head, rest in found if head in {"", "/"}]
-        patterns.sort(key=len, reverse=True)
     # Every path contains a slash.
     pieces = [rule[1:].rstrip("*$").rpartition("*")[2] or "/" for rule in patterns]
     return FlatRules(

@@ -352,8 +352,11 @@ class Policy:
     def _directives(self) -> timing.Directives:
         directives = self._cached_directives
         if directives is None:
-            directives = timing.NO_DIRECTIVES
-            if _DIRECTIVE.search(self.robots.lines):
+            directives, text = timing.NO_DIRECTIVES, self.robots.lines
+            spans = [span for reading in self._readings for span in reading.spans]
+            if self.inherit_crawl_delay:
+                spans = [(0, len(text))]
+            if any(_DIRECTIVE.search(text, low, high) for low, high in spans):
                 directives = timing.read_directives(self._directive_lines())
             self._cached_directives = directives
         return directives
