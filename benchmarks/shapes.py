@@ -226,6 +226,12 @@ def _() -> tuple[str, tuple[str, ...]]:
     return "User-agent: *\n" + ":\n" * 250_000, ("/x",)
 
 
+@_shape("draft 2.0: 160,000 short lines between two agents")
+def _() -> tuple[str, tuple[str, ...]]:
+    head = "User-agent: *\nRobot-version: 2.0\nDisallow: /x\n"
+    return head + "x:\n" * 160_000 + "User-agent: b\nDisallow: /\n", ("/x",)
+
+
 @_shape("500 kB of blanks before a colon")
 def _() -> tuple[str, tuple[str, ...]]:
     return f"User-agent: *\nDisallow{' ' * 500_000}x: /\n", ("/x",)
@@ -411,6 +417,41 @@ def _(number: int) -> str:
 @_rules("draft 2.0: 10,000 patterns, as many as are taken", "/%61" * 500, head=_V2)
 def _(number: int) -> str:
     return f"Allow:*%{number % 256:02x}[a]{number}*" if number < 9_999 else "#" * 100
+
+
+@_rules("draft 2.0: plain values", head=_V2)
+def _(number: int) -> str:
+    return f"Disallow: /p{number}/{number}"
+
+
+@_rules("draft 2.0: plain values with escapes", "/%61" * 500, head=_V2)
+def _(number: int) -> str:
+    return f"Disallow: /%{number % 256:02x}a%2f{number:x}"
+
+
+@_rules("draft 2.0: stars", head=_V2)
+def _(number: int) -> str:
+    return f"Disallow: *a*{number}*b"
+
+
+@_rules("draft 2.0: lone percents", "/%61" * 500, head=_V2)
+def _(number: int) -> str:
+    return f"Disallow: /*%{number:x}%%g%"
+
+
+@_rules("draft 2.0: versions again and again", head="")
+def _(number: int) -> str:
+    return "User-agent: *\nRobot-version: 2.0\nDisallow: /*\n"
+
+
+@_rules("escapes after a question mark and between stars", "/?a=%3A/%E4" * 180)
+def _(number: int) -> str:
+    return f"Disallow: /*?%3a*%2F{number % 10}*%{number % 256:02x}*{number:x}"
+
+
+@_rules("escapes of two octets, each another one", "/%41%e4" * 280)
+def _(number: int) -> str:
+    return f"Disallow: /%{number % 256:02x}%{number // 256 % 256:02X}%{number % 251:02X}"
 
 
 @_rules("usage of numbered paths")

@@ -12,13 +12,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.parser import Dialect, Spans
 from gatekeeper.robots.rules import PrefixesInOrder, ShellRules
 
-_RULE_LINE = re.compile(r"^[ \t]*+(?>(?:dis)?)allow[ \t]*+:", re.MULTILINE)
+# Each of these begins with a line end, which is found fast: no other thread runs during a search.
+_RULE_LINE = re.compile(r"\n[ \t]*+(?:allow|disallow)[ \t]*+:")
+_DISALLOW_LINE = re.compile(r"\n[ \t]*+disallow[ \t]*+:")
+_BLANK_LINE = re.compile(r"\n[ \t]*+(?![^\n])")
+_VERSION_LINE = re.compile(r"(?>(?:\n[ \t]*+#[^\n]*+)*)\n[ \t]*+robot-version[ \t]*+:([^\n]*+)")
+"""Matches, after the end of a line, comments and a Robot-version line."""
 _IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
@@ -50,12 +56,14 @@ AgentLines = Sequence[tuple[int, bool, str]]
 """All results of `agent_lines` for a text."""
 
 
-def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
+def agent_lines(
+    lower: str, rule_line: re.Pattern[str] = _RULE_LINE
+) -> Iterator[tuple[int, bool, str]]:
     """Yield the user-agent lines of a text in lower case.
 
     Each result is the offset of the line, whether the line begins a group of RFC 9309, and its
-    value including a comment. Only the first `user-agent` of a line is considered, so the cost is
-    linear.
+    value including a comment. The first line begins a group, and so does one after a `rule_line`.
+    Only the first `user-agent` of a line is considered, so the cost is linear.
     """
     first = True
     last = 0  # the end of the previous user-agent line
@@ -74,7 +82,7 @@ def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
             # Only a rule closes a group, not a blank line and not another record (RFC 9309 sections
             # 2.1 and 2.2, RFC-05, RFC-31).
             begins = first or (
-                start > last + 1 and _RULE_LINE.search(lower, last, start) is not None
+                start > last + 1 and rule_line.search(lower, last, start) is not None
             )
             yield start, begins, rest[1:].strip(" \t")
             first, last = False, end
@@ -127,42 +135,32 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
     (R94-03), and so does a user-agent line after a rule (R94-14). Allow counts as a rule unless
     `allow_ends` is False, as in 1994 (R94-08).
     """
+    lower = text.lower()
+    return _records(lower, [*agent_lines(lower, _RULE_LINE if allow_ends else _DISALLOW_LINE)])
+
+
+def _records(lower: str, lines: AgentLines) -> tuple[AgentRecord, ...]:
+    """Do what `records_of` does, for a text in lower case and its `agent_lines`."""
     records: list[AgentRecord] = []
     agents: list[str] = []
-    version: tuple[int, int] | None = None
-    start = offset = 0
-    has_rule = after_agent = False  # after_agent: directly after one
-
-    def close(end: int) -> None:
-        if agents:
-            records.append(AgentRecord(start, end, tuple(agents), version))
-            agents.clear()
-
-    for line in text.split("\n"):
-        field, colon, rest = line.strip(" \t").partition(":")
-        line_start, offset = offset, offset + len(line) + 1
-        if field[:1] == "#":
+    first, size = 0, len(lower)
+    for (start, _, value), (following, begins, _) in pairwise([*lines, (size + 1, True, "")]):
+        if not agents:
+            first = start
+        agents.append(value.partition("#")[0].rstrip(" \t"))
+        line_end = lower.find("\n", start)
+        line_end = size if line_end < 0 else line_end
+        if blank := _BLANK_LINE.search(lower, line_end, following - 1):
+            end = blank.start() + 1
+        elif begins:
+            end = min(following, size)
+        else:
             continue
-        # A line without a colon is not a record (the 1994 standard, R94-04).
-        field = field.rstrip(" \t").lower() if colon else ""
-        if field == "user-agent":
-            if has_rule:
-                close(line_start)
-            if not agents:
-                start, has_rule = line_start, False
-            version = None  # it follows the last user-agent line (V2-06)
-            agents.append(rest.partition("#")[0].strip(" \t").lower())
-            after_agent = True
-            continue
-        if not line.strip(" \t"):
-            close(line_start)
-            has_rule = False
-        elif field == "robot-version" and after_agent:
-            version = _version(rest)  # only the first of a rule set counts (the 2.0 draft, V2-07)
-        elif field == "disallow" or (field == "allow" and allow_ends):
-            has_rule = True
-        after_agent = False
-    close(len(text))
+        # It follows the last user-agent line (V2-06), and only the first one there counts (V2-07).
+        found = _VERSION_LINE.match(lower, line_end)
+        version = _version(found[1]) if found else None
+        records.append(AgentRecord(first, end, tuple(agents), version))
+        agents = []
     return tuple(records)
 
 
@@ -258,7 +256,7 @@ def _auto_readings(
 ) -> tuple[RuleSet, ...]:
     """Choose in auto mode, in a file with a Robot-version: the declared reading, then the RFC's
     (DIA-03)."""
-    declared = [record for record in records_of(text) if record.version is not None]
+    declared = [record for record in _records(lower, lines) if record.version]
     starts = [start for start, begins, _ in lines if begins]
     versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}
     exact = groups_named(lower, name, lines)

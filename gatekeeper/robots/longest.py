@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress, product, starmap
-from operator import itemgetter, not_
+from operator import not_
 
 from gatekeeper.robots.flat import NO_RULE, FlatRules, flat_rules
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
@@ -297,18 +297,23 @@ class LongestMatch:
         table: dict[str, int] = {}
         for marks, allows in ((denied, 0), ([*map(not_, denied)], _ALLOWS)):
             entries = range(low + allows, _LAST + allows + 1)
-            table.update(zip(compress(values, marks), compress(entries, marks), strict=True))
-        starred = [value for value in table if "*" in value]
-        found = [(value, table.pop(value) + len(value) * _OCTET) for value in starred]
+            coded = zip(compress(values, marks), compress(entries, marks), strict=True)
+            for value, entry in coded:
+                table[value] = entry  # noqa: PERF403 - a single `update` takes 5 ms, without a break
+        found = [
+            (len(value) * _OCTET + entry, value) for value, entry in table.items() if "*" in value
+        ]
+        if found:
+            table = {value: entry for value, entry in table.items() if "*" not in value}
         for number, written in enumerate(self._written):
             value = self._values[number]
             if "*" in value and written != value and _TWO_FORMS.search(written):
                 allows = 0 if not self._disallows or self._disallows[number] else _ALLOWS
-                found.append((written, _LAST - number + allows + len(value) * _OCTET))
-        found.sort(key=itemgetter(1), reverse=True)
+                found.append((len(value) * _OCTET + _LAST - number + allows, written))
+        found.sort(reverse=True)
         # Several stars are equivalent to one, but each counts for the length of the rule.
         wild: dict[str, int] = {}
-        for value, entry in found:
+        for entry, value in found:
             wild.setdefault(squeeze(value), entry)
         best_first, octets = [*wild], sum(map(len, wild))
         max_linear, pieces = MAX_LINEAR_PAIRS // max(octets, 1), best_first

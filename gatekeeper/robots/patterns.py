@@ -45,13 +45,10 @@ _RESERVED = b":/?#@!$&'()*+,;="
 # Octets that a pattern may contain unchanged. `%` and `$` are handled separately.
 _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 
-# None of these expressions backtracks, and adjacent escapes are replaced together, so the time is
-# linear in any text.
-_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-# Cuts a text into pieces of at most PIECE octets, and no escape.
+# None of these expressions backtracks, so the time is linear in any text. This one cuts a text into
+# pieces of at most PIECE octets, and no escape.
 _HEX = "[0-9A-Fa-f]"
 _PIECES = re.compile(rf"(?s:.{{1,{PIECE - 2}}})(?>(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?)")
-_ESCAPES = re.compile(rf"((?>(?:%{_HEX}{{2}})+))")
 _CHANGES = re.compile(r"%(?:(?![0-9A-F]{2})|2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
 """Matches a `%` that the normal form changes, or that begins an escape which it changes."""
 QUERY_ESCAPE = re.compile("%3A|%2F")
@@ -79,20 +76,33 @@ def _escape_table(unchanged: bytes) -> list[str]:
     return [chr(octet) if octet in unchanged else f"%{octet:02X}" for octet in range(256)]
 
 
-_DECODED = {ord("/"): _SLASH_ESCAPED}
-_LITERAL = _DECODED | {ord(char): f"\\{char}" for char in "*?[]\\"}
+@cache
+def _single_escapes(unchanged: bytes | None, quoted: str = "") -> dict[str, str]:
+    """Return what replaces a `%` and the two digits after it, by these digits.
 
-
-def _replace_escapes(text: str, table: Mapping[int, str] | Sequence[str]) -> str:
-    """Replace every escape in the text by its octet, as the table for `str.translate` has it.
-
-    Adjacent escapes are replaced together, and equal runs of them once: a text may contain 100,000.
+    That is the `_escape_table`; without `unchanged` the octet itself, but for the slash, with a
+    backslash before each of the `quoted`.
     """
-    parts = _ESCAPES.split(text)
-    found = parts[1::2]
-    octets = {run: bytes.fromhex(run.replace("%", "")).decode("latin-1") for run in set(found)}
-    parts[1::2] = map({run: octets[run].translate(table) for run in octets}.__getitem__, found)
-    return "".join(parts)
+    if unchanged is None:
+        octets = [f"\\{chr(octet)}" if chr(octet) in quoted else chr(octet) for octet in range(256)]
+        octets[ord("/")] = _SLASH_ESCAPED
+    else:
+        octets = _escape_table(unchanged)
+    digits = "0123456789abcdefABCDEF"
+    return {high + low: octets[int(high + low, 16)] for high in digits for low in digits}
+
+
+def _replace_escapes(text: str, replaced: Mapping[str, str], lone: str = "%") -> str:
+    """Replace every escape in the text by `_single_escapes`, and any other `%` by `lone`.
+
+    What is between two `%` is read once if it repeats: a text may contain 170,000 escapes.
+    """
+    if len(text) > PIECE:
+        pieces = _PIECES.findall(text)
+        return "".join([_replace_escapes(piece, replaced, lone) for piece in pieces])
+    first, *parts = text.split("%")
+    known = {part: replaced.get(part[:2], lone + part[:2]) + part[2:] for part in set(parts)}
+    return first + "".join(map(known.__getitem__, parts))
 
 
 def _normalise(text: str, unchanged: bytes) -> str:
@@ -101,7 +111,7 @@ def _normalise(text: str, unchanged: bytes) -> str:
     if "%" in text and _CHANGES.search(text):
         # Unreserved octets are not escaped, and the hex digits are in upper case (RFC 9309 section
         # 2.2.2, RFC-23, RFC-24).
-        text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _escape_table(_UNRESERVED))
+        text = _replace_escapes(text, _single_escapes(_UNRESERVED), "%25")
     special = set(text.encode("latin-1").translate(None, unchanged))
     if not special:
         return text
@@ -154,10 +164,11 @@ def rfc_pattern(values: str) -> str:
     Takes one value, or many, one per line. A blank inside a value counts as `%20` (RFC 9309
     section 3, RFC-42, R94-29).
     """
-    if "$" in values:  # a `$` before a line end stays
+    values = _normalise(values, _IN_PATTERN)
+    if "$" in values and _INNER_DOLLAR.search(values):  # a `$` before a line end stays
         values = f"{values}\n".replace("$\n", f"{_NO_OCTET}\n")
         values = values.replace("$", "%24").replace(_NO_OCTET, "$")[:-1]
-    return _normalise(values, _IN_PATTERN)
+    return values
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -184,7 +195,9 @@ def query_form(text: str) -> str:
     either form of the rule matches either form of the path.
     """
     path, mark, query = text.partition("?")
-    return path + mark + query.replace("%3A", ":").replace("%2F", "/") if mark else text
+    if "%" not in query:
+        return text
+    return path + mark + query.replace("%3A", ":").replace("%2F", "/")
 
 
 def is_robots_txt(path: str) -> bool:
@@ -202,12 +215,15 @@ def is_robots_txt(path: str) -> bool:
 def decoded(text: str) -> str:
     """Return octets as the 1996 draft compares them: all escapes except that of `/` decoded
     (R96-17)."""
-    return _replace_escapes(text, _DECODED) if "%" in text else text
+    return _replace_escapes(text, _single_escapes(None)) if "%" in text else text
 
 
-def decoded_pattern(value: str) -> str:
-    """Apply `decoded` to a shell pattern. An octet that was escaped is not special (V2-36)."""
-    return _replace_escapes(value, _LITERAL)
+def decoded_patterns(values: Sequence[str]) -> list[str]:
+    """Apply `decoded` to shell patterns. An octet that was escaped is not special (V2-36)."""
+    joined = _NO_OCTET.join(values)
+    if "%" not in joined:
+        return [*values]
+    return _replace_escapes(joined, _single_escapes(None, "*?[]\\")).split(_NO_OCTET)
 
 
 _CLASS_STEPS = 300
@@ -261,15 +277,21 @@ def shell_keys(values: Sequence[str]) -> list[str]:
         return []
     joined = _NO_OCTET.join(values)
     roughly = joined.replace("?", "*").replace("\\", "*").split(_NO_OCTET)
-    return [
-        max((_without_classes(value) if "[" in value else value).split("*"), key=len)
-        for value in roughly
-    ]
+    cut = [value.partition("[") for value in roughly]
+    rough = [f"{head}*{rest.rpartition(']')[2]}".replace("[", "*") for head, _, rest in cut]
+    return _longest_pieces(rough)
 
 
-def _without_classes(value: str) -> str:
-    start = value.find("[")
-    return (value[:start] + "*" + value[max(value.rfind("]"), start) + 1 :]).replace("[", "*")
+def _longest_pieces(patterns: Iterable[str]) -> list[str]:
+    """Return the longest piece of each pattern. This is faster than `max` with a key."""
+    found: list[str] = []
+    for pattern in patterns:
+        longest = ""
+        for piece in pattern.split("*"):
+            if len(piece) > len(longest):
+                longest = piece
+        found.append(longest)
+    return found
 
 
 class ShellPattern:
@@ -591,18 +613,22 @@ def index_keys(patterns: Sequence[str]) -> list[str]:
     It is the longest piece, or if many patterns share that one, the piece that the fewest share.
     """
     # Patterns are split again where that is needed: keeping the pieces of all takes longer.
-    keys = [max(pattern.split("*"), key=len) for pattern in patterns]
+    keys = _longest_pieces(patterns)
     counts = _counted([keys])
     if max(counts.values(), default=0) > MAX_SHARED:
-        piece_counts = _counted(pattern.split("*") for pattern in patterns)
+        some = [patterns[start : start + 1_024] for start in range(0, len(patterns), 1_024)]
+        piece_counts = _counted("*".join(each).split("*") for each in some)
         # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
         # the last resort.
         rank = {piece: (count << 20) - len(piece) for piece, count in piece_counts.items()}
         rank |= dict.fromkeys(("", "$"), len(patterns) << 30)
-        keys = [
-            min(pattern.split("*"), key=rank.__getitem__) if counts[key] > MAX_SHARED else key
-            for pattern, key in zip(patterns, keys, strict=True)
-        ]
+        for number, pattern in enumerate(patterns):
+            key = keys[number]
+            if counts[key] > MAX_SHARED:
+                for piece in pattern.split("*"):
+                    if rank[piece] < rank[key]:
+                        key = piece
+                keys[number] = key
     return [key.removesuffix("$") for key in keys]
 
 

@@ -27,7 +27,7 @@ from gatekeeper.robots.patterns import (
     StepBudget,
     StepBudgetExceeded,
     decoded,
-    decoded_pattern,
+    decoded_patterns,
     is_robots_txt,
     query_form,
     rfc_path,
@@ -52,17 +52,18 @@ class UsageRules:
         by_path: dict[str, dict[str, str]] = {}
         known: dict[str, dict[str, str]] = {}
         everywhere: list[dict[str, str]] = []
-        for path, text in map(split_content_usage, values):
+        split_values = [*map(split_content_usage, values)]
+        paths = rfc_pattern("\n".join([path for path, _ in split_values])).split("\n")
+        for path, (_, text) in zip(map(query_form, paths), split_values, strict=False):
             preferences = known.get(text)
             if preferences is None:
                 preferences = known[text] = parse_preferences(text)
             if not path:
                 everywhere.append(preferences)
                 continue
-            form = query_form(rfc_pattern(path))
-            if form in by_path:
-                preferences = combine([by_path[form], preferences], "n")
-            by_path[form] = preferences
+            if path in by_path:
+                preferences = combine([by_path[path], preferences], "n")
+            by_path[path] = preferences
         self._everywhere = combine(everywhere, "n")
         self._preferences = list(by_path.values())
         combined = combine([self._everywhere, *known.values()], "n")
@@ -222,13 +223,15 @@ class ShellRules:
         self._explicit: dict[_Form, int] = {}
         self._patterns: list[tuple[int, _Form]] = []
         """Code and form of each value that is a pattern, in file order."""
-        # Of two equal rules the first in the file decides.
-        firsts = {rule: number for number, rule in reversed([*enumerate(self._rules)])}
-        coded = sorted([(number * 2 + (not dis), v) for (dis, v), number in firsts.items()])
-        patterns = [value for _, value in coded if precedence or _SPECIAL.search(value)]
+        patterns = {rule for rule in self._rules if precedence or _SPECIAL.search(rule[1])}
         self._too_many_patterns = len(patterns) > _MAX_PATTERNS
-        for code, written in [] if self._too_many_patterns else coded:
-            for form in _forms(written):
+        # Of two equal rules the first in the file decides.
+        rules = [] if self._too_many_patterns else [*enumerate(self._rules)]
+        numbers = sorted({rule: number for number, rule in reversed(rules)}.values())
+        every = _forms([self._rules[number][1] for number in numbers])
+        for number, forms in zip(numbers, every, strict=True):
+            code = number * 2 + (not self._rules[number][0])
+            for form in forms:
                 if precedence or _SPECIAL.search(form[1]):
                     self._patterns.append((code, form))
                 else:
@@ -317,8 +320,9 @@ class ShellRules:
         except StepBudgetExceeded:
             return []
         found = []
-        for number, (dis, written) in enumerate(self._rules):
-            explicit = [hits[form] for form in _forms(written) if form in hits]
+        every = _forms([value for _, value in self._rules])
+        for number, ((dis, _), forms) in enumerate(zip(self._rules, every, strict=True)):
+            explicit = [hits[form] for form in forms if form in hits]
             if explicit:
                 found.append((number * 2 + (not dis), explicit[0]))
         if self._precedence:
@@ -361,12 +365,13 @@ def _explicit_forms(views: _ThreeViews) -> Iterator[_Form]:
             yield view, path.text
 
 
-def _forms(value: str) -> list[_Form]:
-    """Return the forms of a value.
+def _forms(values: Sequence[str]) -> list[tuple[_Form, ...]]:
+    """Return the forms of each value.
 
     A value without escapes is compared with both views; a value with escapes is compared as written
     with the raw view and decoded with the decoded one.
     """
-    if "%" in value:
-        return [(_RAW, value), (_DECODED, decoded_pattern(value))]
-    return [(_BOTH, value)] if value else []
+    return [
+        ((_RAW, value), (_DECODED, clean)) if "%" in value else ((_BOTH, value),) if value else ()
+        for value, clean in zip(values, decoded_patterns(values), strict=True)
+    ]

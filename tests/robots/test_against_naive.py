@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.corpus import generate
 from gatekeeper.robots import RobotsTxt, longest, patterns
+from gatekeeper.robots.parser import PIECE
 from gatekeeper.urls import split
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -85,6 +86,20 @@ def naive_rfc(rules: list[tuple[str, str]], path: str) -> bool:
             length = len(by_rfc_25(pattern)) + anchored
             best = max(best, (length, field == "Allow"))
     return seen == "/robots.txt" or best[1]
+
+
+@pytest.mark.parametrize("before", range(PIECE - 9, PIECE + 1))
+def test_an_escape_where_a_long_text_is_cut_is_read_as_anywhere_else(before: int) -> None:
+    """A lone `%`, too; and a mark between values that are read together."""
+    long, rest = "/" + "a" * before, "%4%%41%2f%c3%aD%2a%$%" * 2
+    decoded = long + "".join(old_tokens(rest)).replace("escaped /", "\u0100")
+
+    assert patterns.rfc_path(long + rest) == long + normal_form(rest, RESERVED - set("*$"))
+    assert patterns.rfc_pattern(long + rest) == long + normal_form(rest, RESERVED - {"$"})
+    assert patterns.decoded(long + rest) == decoded
+    values = [long + rest, rest, "", "a"]
+    assert patterns.decoded_patterns(values)[0] == decoded.replace("*", "\\*")
+    assert patterns.decoded_patterns(values)[2:] == ["", "a"]
 
 
 def old_tokens(text: str) -> Tokens:

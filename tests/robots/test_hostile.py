@@ -145,8 +145,6 @@ FILES: dict[str, Callable[[], str]] = {
     "colons": lambda: "User-agent: *\n" + ":" * (SIZE - 30),
     "comment signs": lambda: "User-agent: *\n" + "#" * (SIZE - 30),
     "controls": lambda: ("User-agent: *\n" + "Disallow: /\x00\n" * 40_000)[: SIZE - 1],
-    "2.0: literals": lambda: fill(lambda n: f"Disallow: /p{n}/{n}\n", V2),
-    "2.0: stars": lambda: fill(lambda n: f"Disallow: *a*{n}*b\n", V2),
     "2.0: question marks": lambda: fill(lambda n: "Disallow: *" + "?*" * 40 + f"{n}\n", V2),
     "2.0: one rule of ?": lambda: V2 + "Disallow: " + "?" * 450_000 + "\n",
     "2.0: a?a?a?b": lambda: fill(lambda n: "Disallow: *" + "a?" * 20 + f"*b{n}\n", V2),
@@ -155,9 +153,6 @@ FILES: dict[str, Callable[[], str]] = {
     "2.0: open brackets": lambda: V2 + "Disallow: *" + "[" * 450_000 + "\n",
     "2.0: open brackets escaped": lambda: V2 + "Disallow: *" + "[\\]" * 150_000 + "\n",
     "2.0: backslashes": lambda: V2 + "Disallow: *" + "\\" * 450_000 + "\n",
-    "2.0: versions again and again": lambda: fill(
-        lambda n: "User-agent: *\nRobot-version: 2.0\nDisallow: /*\n\n", ""
-    ),
 }
 PATHS = (
     "/some/page.html",
