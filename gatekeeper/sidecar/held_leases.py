@@ -414,8 +414,7 @@ class LeaseTable:
             _log.exception("the end of a lease was not stored")
 
     def _is_due(self, when: float, lease_id: str) -> bool:
-        held = self._held.get(lease_id)
-        return held is not None and held.due == when
+        return lease_id in self._held and self._held[lease_id].due == when
 
     def _sweep(self) -> None:
         """End every lease that has expired."""

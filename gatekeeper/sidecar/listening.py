@@ -653,8 +653,7 @@ class _Protocol(web.RequestHandler):
         transport.write(answer)
         is_question = request.target.startswith(QUESTION_PATH)
         self._question_count = self._question_count + 1 if is_question else 0
-        if not self._was_asked:
-            self._cancel_first_timer()
+        self._cancel_first_timer()
         return True
 
     def log_exception(self, *args: Any, **options: Any) -> None:
