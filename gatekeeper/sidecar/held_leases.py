@@ -31,7 +31,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -40,7 +39,6 @@ from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
-from cachetools import FIFOCache
 
 from gatekeeper import urls
 from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
@@ -66,7 +64,7 @@ _ID_OCTETS = 12
 EARLIER = "earlier"
 """The client of a lease that an earlier process granted, if the journal does not name it."""
 MAX_REMEMBERED = 10_000
-"""Ended leases whose late or repeated report is still accepted."""
+"""Ended leases whose late or repeated report is still accepted; at times a 64th fewer."""
 _MAX_ID = 64
 """Characters that an id chosen by a client may have (`wire.LeaseId`)."""
 
@@ -108,11 +106,11 @@ class LeaseTable:
         self._held: dict[str, ClientLease] = {}
         self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: Counter[str] = Counter()
-        self._ended: FIFOCache[str, Lease] = FIFOCache(MAX_REMEMBERED)
-        """Leases that ended: a report may still come, and counts."""
-        self._given_back_early: FIFOCache[str, None] = FIFOCache(MAX_REMEMBERED)
+        self._ended: dict[str, Lease | None] = {}
+        """Leases that ended: a report may still come, and counts. None once it came."""
+        self._given_back_early: dict[str, None] = {}
         """Ids that a client chose and gave back before a lease with that id was granted."""
-        self._due = DueHeap[ClientLease](self._is_due, self._held.__len__)
+        self._due = DueHeap[str](self._is_due, self._held.__len__)  # by id, as it keeps ended ones
         self._timer = SingleTimer(clock, self._sweep)
         self._journal_failed = not self._journal.writable
         """Whether the latest attempt to write to the journal failed."""
@@ -204,6 +202,7 @@ class LeaseTable:
         if seconds > 0:
             self._add(earlier.id, lease, seconds, earlier.client or EARLIER, earlier.agent)
         else:  # it has expired: its slot is free, but its report still counts
+            urls.make_room(self._ended, MAX_REMEMBERED)
             self._ended[earlier.id] = lease
 
     def renew(self, lease_id: str, ttl: float | None) -> ClientLease:
@@ -218,7 +217,8 @@ class LeaseTable:
         held.lease.renew(ttl)
         held.expires_at = utc(self._clock.wall() + ttl)
         held.due = self._clock.monotonic() + ttl
-        self._schedule(held)
+        self._due.add(held.due, lease_id)
+        self._timer.set_no_later(held.due)
         return held
 
     def report(self, lease_id: str, reported: LeaseReport) -> OpenLease | None:
@@ -233,7 +233,7 @@ class LeaseTable:
         held = self._held.get(lease_id)
         earlier = self._left_over.get(lease_id)
         lease = held.lease if held is not None else self._ended.get(lease_id)
-        if lease is None and earlier is None:
+        if lease is None and not self._knows(lease_id):
             raise _unknown(lease_id)
         if lease is not None:  # the site's answer counts even if the journal can't be written
             repeated = lease.reported
@@ -252,6 +252,7 @@ class LeaseTable:
         """
         if not self._knows(lease_id):
             if len(lease_id) <= _MAX_ID:
+                urls.make_room(self._given_back_early, MAX_REMEMBERED)
                 self._given_back_early[lease_id] = None
             raise _unknown(lease_id)
         self._record_end(lease_id, self._held.get(lease_id), "given_back")
@@ -332,7 +333,7 @@ class LeaseTable:
             if lease_id in self._given_back_early:
                 raise Problem(410, "given-back", "the lease with that id was given back already")
             if lease_id is None or self._knows(lease_id):
-                lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
+                lease_id = os.urandom(_ID_OCTETS).hex()  # so that nobody can guess it
             self._record_grant(lease_id, lease, ttl, agent, client)
         except Problem:
             lease.give_back()
@@ -353,7 +354,8 @@ class LeaseTable:
 
     def _record_end(self, lease_id: str, held: ClientLease | None, how: str) -> None:
         """Write an end to the journal, and end the lease if it is held. Raises Problem 503."""
-        self._record(self._journal.ended, lease_id)
+        if self._journal.path is not None:
+            self._record(self._journal.ended, lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, how)
@@ -380,7 +382,8 @@ class LeaseTable:
         self._held[lease_id] = held
         self._by_client[client] += 1
         self._by_host.setdefault(lease.host, []).append(held)
-        self._schedule(held)
+        self._due.add(due, lease_id)
+        self._timer.set_no_later(due)
         return held
 
     def holding(self, host: str) -> ClientLease | None:
@@ -390,37 +393,34 @@ class LeaseTable:
 
     def _end(self, held: ClientLease, how: str) -> None:
         """Remove a lease from the tables, count why it ended, and free its host's slot."""
+        lease, client = held.lease, held.client
         del self._held[held.id]
-        self._by_client[held.client] -= 1
-        if not self._by_client[held.client]:
-            del self._by_client[held.client]
-        of_host = self._by_host[held.lease.host]
+        self._by_client[client] -= 1
+        if not self._by_client[client]:
+            del self._by_client[client]
+        of_host = self._by_host[lease.host]
         of_host.remove(held)
         if not of_host:
-            del self._by_host[held.lease.host]
+            del self._by_host[lease.host]
         self.ended[how] += 1
-        self._ended[held.id] = held.lease
+        urls.make_room(self._ended, MAX_REMEMBERED)
+        self._ended[held.id] = None if how == "reported" else lease
         if how == "given_back":
-            held.lease.give_back()
+            lease.give_back()
             return
         try:
-            held.lease.end()  # without a report it counts as used
+            lease.end()  # without a report it counts as used
         except (OSError, StorageError):
             _log.exception("the end of a lease was not stored")
 
-    def _schedule(self, held: ClientLease) -> None:
-        """End the lease at its `due`, unless it ends or is renewed before."""
-        self._due.add(held.due, held)
-        self._timer.set_no_later(held.due)
-
-    def _is_due(self, when: float, held: ClientLease) -> bool:
-        return held.due == when and self._held.get(held.id) is held
+    def _is_due(self, when: float, lease_id: str) -> bool:
+        return lease_id in self._held and self._held[lease_id].due == when
 
     def _sweep(self) -> None:
         """End every lease that has expired."""
-        for held in self._due.pop(self._clock.monotonic()):
+        for lease_id in self._due.pop(self._clock.monotonic()):
             # Its line in the journal says when it expires, so a full disk does not stop the sweep.
-            self._end(held, "expired")
+            self._end(self._held[lease_id], "expired")
         self._timer.set(self._due.next())
 
 

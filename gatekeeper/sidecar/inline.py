@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -34,7 +34,7 @@ class NotPlainError(Exception):
     """Only aiohttp can read the request, or tell what is wrong with it."""
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A plain request, or its beginning."""
 
     method: str
@@ -128,16 +128,13 @@ _STATUS: Final = {200: "200 OK", 201: "201 Created", 204: "204 No Content"}
 
 def response_octets(status: int, body: bytes, request_id: str) -> bytes:
     """Return a whole response on a connection that stays open; `body` is JSON."""
-    date = _date(int(time.time()))  # real time, since HTTP clients read it
-    head = (
-        f"HTTP/1.1 {_STATUS[status]}\r\nServer: gatekeeper\r\nDate: {date}\r\n"
-        f"X-Request-Id: {request_id}\r\n"
-    )
+    head = f"{_head(status, int(time.time()))}{request_id}\r\n"  # real time: HTTP clients read it
     if status != 204:  # RFC 9110 section 8.6: no Content-Length with it
         head += f"Content-Type: {_JSON}\r\nContent-Length: {len(body)}\r\n"
-    return b"%b\r\n%b" % (head.encode(), body)
+    return f"{head}\r\n".encode() + body
 
 
-@functools.lru_cache(maxsize=1)
-def _date(now: int) -> str:
-    return formatdate(now, usegmt=True)
+@functools.lru_cache(maxsize=len(_STATUS))
+def _head(status: int, now: int) -> str:
+    date = formatdate(now, usegmt=True)
+    return f"HTTP/1.1 {_STATUS[status]}\r\nServer: gatekeeper\r\nDate: {date}\r\nX-Request-Id: "

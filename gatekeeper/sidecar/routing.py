@@ -241,7 +241,8 @@ class Router(Generic[_S]):
     def _by_pattern(self, path: str) -> tuple[dict[str, Route[_S]], Mapping[str, str]]:
         for pattern, methods in self._patterns.items():
             if (found := pattern.fullmatch(path)) is not None:
-                return methods, {name: unquote(text) for name, text in found.groupdict().items()}
+                params = found.groupdict()
+                return methods, {n: unquote(params[n]) for n in params} if "%" in path else params
         raise Problem(404, "not-found", f"there is nothing at this path; {self._hint}")
 
 

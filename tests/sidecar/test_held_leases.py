@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +152,36 @@ async def test_a_repeated_report_is_no_error_and_ends_nothing_twice(
     table.report(lease_id, LeaseReport(status=200))
 
     assert gate.lease.log.count("end") == 1
+
+
+@pytest.mark.parametrize("reported", [True, False])
+async def test_the_ended_leases_whose_report_is_accepted_are_bounded(
+    clock: VirtualClock, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    monkeypatch.setattr("gatekeeper.sidecar.held_leases.MAX_REMEMBERED", 3)
+    table = LeaseTable(ServerConfig(), clock)
+    ids = []
+    for _ in range(9):
+        ids.append(await held(table, gate))
+        if reported:
+            table.report(ids[-1], LeaseReport(status=200))
+        clock.advance(61)
+    assert len(table) == 0
+    for lease_id in ids[6:]:
+        table.report(lease_id, LeaseReport(status=200))
+    for lease_id in ids[:6]:
+        with pytest.raises(Problem) as caught:
+            table.report(lease_id, LeaseReport(status=200))
+        assert caught.value.status == 404
+
+
+async def test_a_lease_whose_report_came_is_not_kept(table: LeaseTable, gate: ScriptedGate) -> None:
+    lease_id = await held(table, gate)
+    kept = weakref.ref(gate.lease)
+    gate.lease = ScriptedLease()
+    table.report(lease_id, LeaseReport(status=200))
+
+    assert kept() is None
 
 
 async def test_an_unreported_lease_ends_by_itself_and_counts_as_used(
