@@ -216,7 +216,7 @@ class Admission:
         The name is that of the token, that of the certificate, or else the peer's address.
         """
         self.check_browser(headers)
-        if self.tokens.tokens:  # `bool(self.tokens)`, without a call
+        if self.tokens:
             token = self.tokens.match(headers.get("Authorization", ""))
             if token is not None:
                 if token.roles.isdisjoint(needs):

@@ -25,7 +25,7 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     held = service.leases.acquire_nowait(service.gate, body.url, body.ttl, call.client, body.id)
     if held is None:
         return None
-    service.metrics.queue_wait.observe(0.0)  # as `waited`: nothing inline has a trace
+    service.waited(0.0)
     service.decided(held.lease.decision, call)
     return encode(_body(held))
 
