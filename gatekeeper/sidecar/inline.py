@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,7 +34,7 @@ class NotPlainError(Exception):
     """Only aiohttp can read the request, or tell what is wrong with it."""
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class Request(NamedTuple):
     """A plain request, or its beginning."""
 
     method: str
