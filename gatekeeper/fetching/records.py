@@ -63,29 +63,30 @@ _MAX_PLAIN_OCTETS: Final = 4_096
 class FileText(msgspec.Struct, gc=False, eq=False):
     """One distinct robots.txt text. Created by `FileTexts`.
 
-    It is *awake*: parsed, with the policies made so far; or *at rest*: compressed, with the rules
-    of the gate's own agent in flat form. The garbage collector does not track it, nor anything
-    that it holds at rest. While awake it keeps the original octets, because the parsed text does
-    not preserve all of them.
+    It is *at rest*: its body, compressed unless it is short, and from the first question on the
+    rules of the gate's own agent in flat form; or once it is asked about again, *awake*: parsed,
+    with the policies made so far. The garbage collector does not track it, nor anything that it
+    holds at rest. While awake it keeps the body, because the parsed text does not preserve all
+    octets.
     """
 
     size: int
     """Octets of the body."""
     options: tuple[str, int, str]
     """How to read it: the dialect, the number of octets to read, and the gate's own agent."""
-    parsed: RobotsTxt | None
-    """None while it is at rest."""
     kept: bytes
     """The body, or the compressed body."""
     compressed: bool = False
     """`kept` is compressed; at rest that is so for all but short bodies."""
+    parsed: RobotsTxt | None = None
+    """None while it is at rest."""
     own: Policy | None = None
     """The policy of the gate's own agent; None at rest."""
     policies: dict[str, Policy] | None = None
     """The policies of other agents, by product token; None at rest."""
     flat: FlatRules | None = None
-    """The rules of the gate's own agent in the form at rest, made with its first policy, while the
-    rules are in the processor's cache; None if they have no such form."""
+    """The rules of the gate's own agent in the form at rest, made with its first policy; None if
+    they have no such form."""
     rules: LongestMatch | FlatRules | None = None
     """The rules of the gate's own agent, in the form that answers at the moment. None before its
     first policy was made, or if they do not decide alone."""
@@ -146,7 +147,7 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         if own and self.flat is None and self.size < LARGE:
             self.flat = policy.flat()
         if self.parsed is None:
-            self.rules = self.flat if own else self.rules
+            self.rest()
         elif own:
             # With a Visit-time no verdict holds without the hour.
             self.own, self.rules = policy, None if policy.timed else policy.plain
@@ -195,11 +196,9 @@ class FileTexts:
         return text if text is not None and text.same_as(body) else None
 
     def read(self, body: bytes) -> FileText:
-        """Parse a body. It changes no shared state, so it may run in a thread."""
-        dialect, limit, _ = self._options
-        robots = RobotsTxt.parse(parser_input(body), dialect=dialect, limit=limit)
-        key = hash(body) & _KEY_MASK
-        text = FileText(len(body), self._options, robots, body, key=key)
+        """Return a new text with a body, at rest. It changes no shared state, so it may run in a
+        thread."""
+        text = FileText(len(body), self._options, body, key=hash(body) & _KEY_MASK)
         if len(body) >= LARGE:
             text.compress()  # this may be a thread; later it would delay the loop
         return text

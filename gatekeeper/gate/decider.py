@@ -231,7 +231,7 @@ class Decider:
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self.no_text: FileText = self.texts.read(b"")
         """Has the policies of all origins without a file."""
-        self.policy(self.no_text, agent)
+        self.policy(self.no_text, agent, wake=True)
         self.noted: SplitDict[str, dict[str, None]] = SplitDict()
         """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
         self._first, self._table = self.records.first, self.records.table
@@ -495,7 +495,7 @@ class Decider:
         own_agent = agent == self.agent
         if text is not None and own_agent and text.interval is not None:
             return text.interval
-        policy = self.policy(text, agent)
+        policy = self.policy(text, agent, wake=True)  # who asks for it sends a request next
         if text is not None and own_agent:
             text.windows = policy.visit_times
         steady = policy.asks_steadily

@@ -99,12 +99,16 @@ def test_the_texts_used_last_stay_parsed(texts: FileTexts, monkeypatch: pytest.M
     kept = [texts.of(b"User-agent: *\nDisallow: /%d\n" % number) for number in range(10)]
     for text in kept[:9]:
         texts.hold(text)
+        assert text.parsed is None
+        texts.wake(text, text.robots)
         assert kept[0].policy_for("bot") is None  # no policy, but marked as used
     assert [text for text in kept[:9] if text.parsed] == [kept[0], *kept[7:9]]
     for text in kept[:9]:
         texts.release(text)
     texts.hold(kept[9])
-    assert texts.awake_bytes < 2_000
+    assert texts.awake_bytes == 0
+    texts.wake(kept[9], kept[9].robots)
+    assert 0 < texts.awake_bytes < 2_000
 
 
 def test_parsed_texts_have_a_bound_in_bytes() -> None:
@@ -112,5 +116,6 @@ def test_parsed_texts_have_a_bound_in_bytes() -> None:
     kept = [texts.of(b"User-agent: *\n" + b"Disallow: /%d\n" % n * 15_000) for n in range(5)]
     for text in kept:
         texts.hold(text)
+        texts.wake(text, text.robots)
     assert [text.parsed is not None for text in kept] == [False] * 4 + [True]
     assert texts.awake_bytes <= 1_000_000
