@@ -20,7 +20,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
-from gatekeeper.decision import Decision, NotYet, Reason, State, Verdict, not_yet, refuse
+from gatekeeper.decision import Decision, NotYet, Reason, State, not_yet, refuse
 from gatekeeper.errors import (
     Deferred,
     GatekeeperError,
@@ -51,6 +51,7 @@ from gatekeeper.pacing.host_settings import BudgetSpent
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import EVERYTHING, Entrance
+from gatekeeper.robots import Policy
 from gatekeeper.urls import Target
 
 _DNS_SECONDS = 0.5
@@ -59,7 +60,6 @@ _DNS_SECONDS = 0.5
 _MAX_FETCHES: Final = 4_000
 """Origins whose files are fetched in the background at the same time: as many as a gate admits."""
 _log = logging.getLogger(__name__)
-_ALLOW: Final = Verdict.ALLOW
 _PARSED: Final = State.PARSED
 """The state of a file that was reached: a page of its origin proves nothing new then."""
 _HOST_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
@@ -87,15 +87,25 @@ class Lease(LeaseBase, eq=False):
 
     _manager: LeaseManager
     _grant: Grant
-    decision: Decision
-    """The decision at the moment of the grant."""
+    _told: Decision
+    """The decision; until it is read perhaps the frame of one, with its origin and state."""
+    _policy: Policy | None = None
+    """Rules on the URL once the decision is read, which few callers do. None: it is made."""
     _sent_by_caller: bool = False
     """Whether the caller decides when the request is sent; False if the middleware sends it."""
 
     @property
+    def decision(self) -> Decision:
+        """The decision at the moment of the grant."""
+        if (policy := self._policy) is not None:
+            self._policy = None
+            self._told = self._manager.decider.tell_by(policy, self._told, self.url)
+        return self._told
+
+    @property
     def origin(self) -> str:
         """The origin whose robots.txt decided."""
-        return self.decision.origin
+        return self._told.origin
 
     @property
     def grant(self) -> Grant:
@@ -173,7 +183,7 @@ class Lease(LeaseBase, eq=False):
         if self._head_at is None:
             manager = self._manager
             self._head_at = now = manager.now()
-            manager.faults.answered(self.decision.origin, now)
+            manager.faults.answered(self._told.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -182,10 +192,10 @@ class Lease(LeaseBase, eq=False):
         """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         grant, manager = self._grant, self._manager
         now = manager.now()
-        decision = self.decision
-        manager.faults.answered(decision.origin, now)
-        if decision.state is not _PARSED and not grant.reported:
-            manager.questions.directory.note_page(decision.origin, 200 <= status < 400)
+        told = self._told
+        manager.faults.answered(told.origin, now)
+        if told.state is not _PARSED and not grant.reported:
+            manager.questions.directory.note_page(told.origin, 200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, rate_limit, now)
 
@@ -224,12 +234,12 @@ class Lease(LeaseBase, eq=False):
             elapsed = self._head_at - grant.start_at
         now = None
         if status is not None:
-            decision, manager = self.decision, self._manager
-            if decision.state is not _PARSED:
-                manager.questions.directory.note_page(decision.origin, 200 <= status < 400)
+            told, manager = self._told, self._manager
+            if told.state is not _PARSED:
+                manager.questions.directory.note_page(told.origin, 200 <= status < 400)
             if self._head_at is None:  # else `head` reported the answer
                 now = manager.now()
-                manager.faults.answered(decision.origin, now)
+                manager.faults.answered(told.origin, now)
         grant.report(status, elapsed, retry_after, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self.origin, self.host, grant.url, grant.start_at)
@@ -406,8 +416,9 @@ class LeaseManager:
         record = decider.find(url, self.clock.monotonic())
         if record is None or (frame := record.frame) is None or frame.interval is None:
             return None
-        ruling = decider.ruling(record, url)
-        if ruling is None or ruling.verdict is not _ALLOW:
+        text = record.text or decider.no_text
+        policy, rules = text.own, text.rules
+        if policy is None or rules is None or not rules.allows_plain(url[len(record.origin) :]):
             return None
         try:
             grant = self._grant_nowait(url, frame.host, frame.interval)
@@ -415,8 +426,7 @@ class LeaseManager:
             return None  # `acquire` raises the deferral
         if grant is None:
             return None
-        decision = decider.tell(frame.decision, ruling, url)
-        lease = Lease(url, frame.host, owner, self, grant, decision)
+        lease = Lease(url, frame.host, owner, self, grant, frame.decision, policy)
         self.holdings.add(lease)
         return lease
 

@@ -53,7 +53,7 @@ class GateStats:
     warm_denied: int
     """False answers of `allowed` for which no Decision was built."""
     decisions: dict[tuple[Verdict, Reason], int]
-    """Decisions built, by verdict and reason."""
+    """Decisions built, by verdict and reason. That of a lease may be built once it is read."""
     directory: DirectoryStats
     """Counters of the robots.txt files."""
     pacing: PacingStats
