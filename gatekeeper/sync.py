@@ -345,8 +345,7 @@ class SyncGatekeeper:
     def acquire(self, url: str, **options: Unpack[AcquireOptions]) -> SyncLease:
         """Wait for a lease that `lease.end()` ends; `options` are those of `Gatekeeper.acquire`.
         `owned=False`: another thread will use it."""
-        lease: SyncLease = self._acquired(lambda gate: gate.acquire(url, **options))
-        return lease
+        return cast("SyncLease", self._acquired(lambda gate: gate.acquire(url, **options)))
 
     def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True

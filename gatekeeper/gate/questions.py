@@ -315,8 +315,7 @@ class GateQuestions:
 
         Raises WaitsForItself if the wait could never end.
         """
-        holdings, outer_leases = self.waits.holdings, inherited(task)
-        holds_lease = bool(len(holdings) and holdings.of(task))
+        holds_lease, outer_leases = bool(self.waits.holdings.of(task)), inherited(task)
         if not holds_lease and not outer_leases:
             return None
         scopes: tuple[str, ...] = ()
