@@ -345,8 +345,7 @@ class SyncGatekeeper:
     def acquire(self, url: str, **options: Unpack[AcquireOptions]) -> SyncLease:
         """Wait for a lease that `lease.end()` ends; `options` are those of `Gatekeeper.acquire`.
         `owned=False`: another thread will use it."""
-        found = self.wait(lambda gate: gate.acquire(url, **options), undo=_give_back)
-        return SyncLease(found, self)
+        return cast("SyncLease", self._acquired(lambda gate: gate.acquire(url, **options)))
 
     def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
@@ -355,13 +354,21 @@ class SyncGatekeeper:
 
         See `Gatekeeper.try_acquire`.
         """
-        found = self.wait(
+        found: SyncLease | NotYet = self._acquired(
             lambda gate: gate.try_acquire(
                 url, priority=priority, user_agent=user_agent, owned=owned
-            ),
-            undo=_give_back,
+            )
         )
-        return found if isinstance(found, NotYet) else SyncLease(found, self)
+        return found
+
+    def _acquired(self, ask: Callable[[_AnyGate], Awaitable[Any]]) -> Any:
+        """Return the lease, which is made in the gate's loop, as its decision is read there."""
+
+        async def acquired(gate: _AnyGate) -> SyncLease | NotYet:
+            found = await ask(gate)
+            return found if isinstance(found, NotYet) else SyncLease(found, self)
+
+        return self.wait(acquired, undo=_give_back)
 
     # -- operating -------------------------------------------------------------------
 

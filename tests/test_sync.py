@@ -32,6 +32,7 @@ from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.sync import SyncLease
 from tests.conformance.conftest import sidecar_on
 from tests.conformance.ways import AGENT, settings
+from tests.gate_support import QUICK
 from tests.internet import FakeInternet, Hold, Page
 
 __all__ = ["sidecar_on"]
@@ -152,6 +153,29 @@ async def test_a_denied_and_a_deferred_lease_raise_their_errors(
                 pass
 
     await asyncio.to_thread(ask, await made(internet))
+
+
+async def test_the_decision_of_a_lease_is_made_in_the_gates_loop_and_outlives_the_gate(
+    internet: FakeInternet,
+) -> None:
+    internet.site("a.test").robots(DENYING)
+    gate = SyncGatekeeper(AGENT, config=settings(pacing=QUICK), resolver=internet.resolver)
+
+    def counted() -> int:
+        return sum(gate.stats().decisions.values())  # type: ignore[union-attr]
+
+    def ask() -> None:
+        with gate:
+            for number in range(3):
+                with gate.lease(f"http://a.test/{number}") as lease:
+                    lease.report(status=200)
+            before = counted()
+            lease = gate.acquire("http://a.test/x")
+            assert counted() == before + 1
+            lease.end()
+        assert lease.decision.url == "http://a.test/x"
+
+    await asyncio.to_thread(ask)
 
 
 async def test_threads_share_the_clock_of_a_host(internet: FakeInternet, made: Made) -> None:

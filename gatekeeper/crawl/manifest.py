@@ -49,22 +49,22 @@ class Folder:
         The subdirectory is created if needed.
         """
         with self._opened(directory) as (folder,):
-            return os.fdopen(create_file(os.path.join(folder, name)), "w+b")
+            return os.fdopen(create_file(f"{folder}{os.sep}{name}"), "w+b")
 
     def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
         with self._opened(path[0], to[0]) as (source, target):
-            os.replace(os.path.join(source, path[1]), os.path.join(target, to[1]))
+            os.replace(f"{source}{os.sep}{path[1]}", f"{target}{os.sep}{to[1]}")
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file, if it exists."""
         with self._opened(directory) as (folder,), suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))
+            os.unlink(f"{folder}{os.sep}{name}")
 
     @contextmanager
     def _opened(self, *directories: str) -> Iterator[list[str]]:
         """Give the path of each subdirectory, which is created if needed."""
-        paths = [os.path.join(self.path, directory) for directory in directories]  # no Path: slow
+        paths = [f"{self.path}{os.sep}{directory}" for directory in directories]  # no Path: slow
         try:
             for path in paths:
                 try:

@@ -6,8 +6,8 @@ here reads a clock, waits or does I/O; the moment is an argument.
 
 There are two roads to them. The long one (`decide_by`) asks the guard, the operator's rules and the
 record. On a warm origin their answers do not change, so the long road leaves a `Frame` in the
-record, the decision without its path; the short road (`recall`) fills in the frame. `verdict`
-answers `allowed`, which needs no decision, by the rules alone.
+record, the decision without its path; the short road (`recall`) fills in the frame. Where a verdict
+is enough, for `allowed` and until the decision of a lease is read, the rules alone give it.
 """
 
 from __future__ import annotations
@@ -423,19 +423,19 @@ class Decider:
         record = self.find(url, clock.monotonic()) if agent == self.agent else None
         if record is None:
             return None
-        ruling, frame = self.ruling(record, url), record.frame
-        return None if ruling is None or frame is None else self.tell(frame.decision, ruling, url)
-
-    def ruling(self, record: Record, url: str) -> PathRuling | None:
-        """Return the ruling on a URL whose record `find` returned, by the frame of the record;
-        `tell` makes the decision of it. None as for `recall`."""
         frame, policy = record.frame, (record.text or self.no_text).own
         if frame is None or policy is None or len(url) > MAX_URL:
             return None
         path = url[len(record.origin) :]
         if ("/." in path or not is_normal_path(path)) and not is_sent_as_written(path):
             return None
-        return rule_on(policy, path, record.origin, frame.decision.reason)
+        return self.tell_by(policy, frame.decision, url)
+
+    def tell_by(self, policy: Policy, frame: Decision, url: str) -> Decision:
+        """Return the decision about a URL that is sent as written, by a policy of the frame's
+        origin."""
+        path = url[len(frame.origin) :]
+        return self.tell(frame, rule_on(policy, path, frame.origin, frame.reason), url)
 
     def tell(self, frame: Decision, ruling: PathRuling, url: str) -> Decision:
         """Return the decision about a URL, counted and with an id."""

@@ -20,7 +20,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
-from gatekeeper.decision import Decision, NotYet, Reason, State, Verdict, not_yet, refuse
+from gatekeeper.decision import Decision, NotYet, Reason, State, not_yet, refuse
 from gatekeeper.errors import (
     Deferred,
     GatekeeperError,
@@ -51,6 +51,7 @@ from gatekeeper.pacing.host_settings import BudgetSpent
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import EVERYTHING, Entrance
+from gatekeeper.robots import Policy
 from gatekeeper.urls import Target
 
 _DNS_SECONDS = 0.5
@@ -59,7 +60,6 @@ _DNS_SECONDS = 0.5
 _MAX_FETCHES: Final = 4_000
 """Origins whose files are fetched in the background at the same time: as many as a gate admits."""
 _log = logging.getLogger(__name__)
-_ALLOW: Final = Verdict.ALLOW
 _PARSED: Final = State.PARSED
 """The state of a file that was reached: a page of its origin proves nothing new then."""
 _HOST_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
@@ -86,21 +86,27 @@ class Lease(LeaseBase, eq=False):
         owner: asyncio.Task[object] | None
 
     _manager: LeaseManager
-    _grant: Grant
-    decision: Decision
-    """The decision at the moment of the grant."""
+    grant: Grant
+    """The scheduler's grant behind it, for the audit record."""
+    _told: Decision
+    """The decision; until it is read perhaps the frame of one, with its origin and state."""
+    _policy: Policy | None = None
+    """Rules on the URL once the decision is read, which few callers do. None: it is made."""
     _sent_by_caller: bool = False
     """Whether the caller decides when the request is sent; False if the middleware sends it."""
 
     @property
-    def origin(self) -> str:
-        """The origin whose robots.txt decided."""
-        return self.decision.origin
+    def decision(self) -> Decision:
+        """The decision at the moment of the grant."""
+        if (policy := self._policy) is not None:
+            self._policy = None
+            self._told = self._manager.decider.tell_by(policy, self._told, self.url)
+        return self._told
 
     @property
-    def grant(self) -> Grant:
-        """The scheduler's grant behind it, for the audit record."""
-        return self._grant
+    def origin(self) -> str:
+        """The origin whose robots.txt decided."""
+        return self._told.origin
 
     @property
     def is_ours(self) -> bool:
@@ -110,19 +116,19 @@ class Lease(LeaseBase, eq=False):
     @property
     def started_at(self) -> float:
         """Monotonic time of the grant, in seconds."""
-        return self._grant.start_at
+        return self.grant.start_at
 
     @property
     def awaits_head(self) -> bool:
         """Whether its request is known to have been sent, and has no response yet."""
-        grant = self._grant
+        grant = self.grant
         return grant.open and not grant.headed and self.is_ours
 
     @property
     def expires_at(self) -> datetime:
         """When the lease expires and counts as used (aware, UTC)."""
         clock = self._manager.clock
-        return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
+        return utc(clock.wall() + self.grant.expires_at - clock.monotonic())
 
     @property
     def holdings(self) -> Holdings[Lease]:
@@ -132,18 +138,18 @@ class Lease(LeaseBase, eq=False):
     @property
     def scopes(self) -> tuple[str, ...]:
         """Scopes of which it holds a slot: its host, and the clocks that the host shares."""
-        grant = self._grant
+        grant = self.grant
         return (grant.scope.name, *(other.name for other in grant.others), EVERYTHING)
 
     @property
     def headed(self) -> bool:
         """Whether the head of its response has arrived, so that no interval waits for it."""
-        return self._grant.headed
+        return self.grant.headed
 
     @property
     def ended(self) -> bool:
         """Whether the slot was given back, or the lease expired."""
-        return not self._grant.open
+        return not self.grant.open
 
     def leave(self) -> None:
         """Undo `enter` and end the lease. Without a report it counts as sent and unanswered.
@@ -156,36 +162,36 @@ class Lease(LeaseBase, eq=False):
         else:
             unbind(self)
         try:
-            if not self._grant.reported:
+            if not self.grant.reported:
                 self.report()  # fail closed
         finally:
-            grant = self._grant
+            grant = self.grant
             if grant.held_by is not None and grant.in_use:
                 self._block_left = True
             else:
                 self.end()
 
     def _hold_while(self, connection: ConnectionInUse | None) -> None:
-        self._grant.hold_while(connection)
+        self.grant.hold_while(connection)
 
     def head(self) -> None:
         """Note that the head of the response has arrived: the interval counts from now."""
         if self._head_at is None:
             manager = self._manager
             self._head_at = now = manager.now()
-            manager.faults.answered(self.decision.origin, now)
-            self._grant.head(now)
+            manager.faults.answered(self._told.origin, now)
+            self.grant.head(now)
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
         """Call `head` and `report` in one: the head has arrived, with this status and fields."""
-        grant, manager = self._grant, self._manager
+        grant, manager = self.grant, self._manager
         now = manager.now()
-        decision = self.decision
-        manager.faults.answered(decision.origin, now)
-        if decision.state is not _PARSED and not grant.reported:
-            manager.questions.directory.note_page(decision.origin, 200 <= status < 400)
+        told = self._told
+        manager.faults.answered(told.origin, now)
+        if told.state is not _PARSED and not grant.reported:
+            manager.questions.directory.note_page(told.origin, 200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, rate_limit, now)
 
@@ -215,21 +221,21 @@ class Lease(LeaseBase, eq=False):
             or size is not None
         ):
             refuse_wrong_report(status, elapsed, retry_after, size)
-            if size and not self._grant.reported:
-                self._grant.received(size)
-        grant = self._grant
+            if size and not self.grant.reported:
+                self.grant.received(size)
+        grant = self.grant
         if grant.reported:
             return
         if elapsed is None and self._head_at is not None:
             elapsed = self._head_at - grant.start_at
         now = None
         if status is not None:
-            decision, manager = self.decision, self._manager
-            if decision.state is not _PARSED:
-                manager.questions.directory.note_page(decision.origin, 200 <= status < 400)
+            told, manager = self._told, self._manager
+            if told.state is not _PARSED:
+                manager.questions.directory.note_page(told.origin, 200 <= status < 400)
             if self._head_at is None:  # else `head` reported the answer
                 now = manager.now()
-                manager.faults.answered(decision.origin, now)
+                manager.faults.answered(told.origin, now)
         grant.report(status, elapsed, retry_after, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self.origin, self.host, grant.url, grant.start_at)
@@ -237,26 +243,26 @@ class Lease(LeaseBase, eq=False):
     @property
     def reported(self) -> bool:
         """True once a report was made, or none can count because the lease was given back."""
-        return self._grant.reported
+        return self.grant.reported
 
     @property
     def counts_bytes(self) -> bool:
         """Whether the bytes of the response count: for a budget, or for the audit record."""
-        grant = self._grant
+        grant = self.grant
         return grant.counts_bytes or grant.scope.settings.budget is not None
 
     def received(self, size: int) -> None:
         """Count bytes of the response for the host's budget, if no report has a `size`."""
-        self._grant.received(size)
+        self.grant.received(size)
 
     def renew(self, seconds: float) -> None:
         """Move the end of the lease to `seconds` from now."""
-        self._grant.renew(seconds)
+        self.grant.renew(seconds)
 
     def lapsed(self) -> bool:
         """Return True, and end the lease unused, if the ledger's grant expired or a block began
         before the request was sent."""
-        if not self._grant.stale:
+        if not self.grant.stale:
             return False
         self.give_back()
         return True
@@ -264,14 +270,14 @@ class Lease(LeaseBase, eq=False):
     def give_back(self) -> None:
         """End the lease unused: nothing was sent. The slot is freed, the host's clock stays."""
         try:
-            self._grant.give_back()
+            self.grant.give_back()
         finally:
             self.end()
 
     def end(self) -> None:
         """End the lease: its slot goes to the next waiter. Idempotent."""
         try:
-            self._grant.release()
+            self.grant.release()
         finally:
             if self.owner is not None:
                 self._manager.holdings.drop(self)
@@ -382,7 +388,6 @@ class LeaseManager:
         # Stored, as `get_running_loop` makes a system call before Python 3.12.
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._loop_state = loop_state(self.loop)
-        self._waits = questions.waits
         self._dns = questions.dns
         self._scheduler = scheduler
         self._holdups = scheduler.holdups
@@ -403,20 +408,20 @@ class LeaseManager:
         if self._loop_state[THREAD] != get_ident():
             refuse_unless_open(self.loop)
         decider = self.decider
-        record = decider.find(url, self.clock.monotonic())
+        record = decider.find(url, now := self.now())
         if record is None or (frame := record.frame) is None or frame.interval is None:
             return None
-        ruling = decider.ruling(record, url)
-        if ruling is None or ruling.verdict is not _ALLOW:
+        text = record.text or decider.no_text
+        policy, rules = text.own, text.rules
+        if policy is None or rules is None or not rules.allows_plain(url[len(record.origin) :]):
             return None
         try:
-            grant = self._grant_nowait(url, frame.host, frame.interval)
+            grant = self._grant_nowait(url, frame.host, frame.interval, now)
         except StorageError:
             return None  # `acquire` raises the deferral
         if grant is None:
             return None
-        decision = decider.tell(frame.decision, ruling, url)
-        lease = Lease(url, frame.host, owner, self, grant, decision)
+        lease = Lease(url, frame.host, owner, self, grant, frame.decision, policy)
         self.holdings.add(lease)
         return lease
 
@@ -480,7 +485,7 @@ class LeaseManager:
             raise
         finally:
             if waiting is not None:
-                self._waits.end(waiting)
+                self.questions.waits.end(waiting)
         self.uplink.wake()
         return self._lease(grant, target, owner, request.decision, request.record, user_agent)
 

@@ -53,7 +53,7 @@ class GateStats:
     warm_denied: int
     """False answers of `allowed` for which no Decision was built."""
     decisions: dict[tuple[Verdict, Reason], int]
-    """Decisions built, by verdict and reason."""
+    """Decisions built, by verdict and reason. That of a lease may be built once it is read."""
     directory: DirectoryStats
     """Counters of the robots.txt files."""
     pacing: PacingStats
@@ -315,8 +315,7 @@ class GateQuestions:
 
         Raises WaitsForItself if the wait could never end.
         """
-        holdings, outer_leases = self.waits.holdings, inherited(task)
-        holds_lease = bool(len(holdings) and holdings.of(task))
+        holds_lease, outer_leases = bool(self.waits.holdings.of(task)), inherited(task)
         if not holds_lease and not outer_leases:
             return None
         scopes: tuple[str, ...] = ()

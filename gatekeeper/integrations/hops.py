@@ -440,14 +440,15 @@ class Hops:
                 text = f"{urls.mask(url)}: its lease is open in asynchronous code, to which it "
                 text += "belongs: end it first, or send the request from there"
                 raise LeaseTimeout(url, text)
-            hop: Hop = gate.wait(
-                lambda inner: begin(
+
+            async def begun(inner: Any) -> Hop:
+                hop = await begin(
                     inner, url, sent, self._max_wait, adopting=lambda _: held, **options
-                ),
-                undo=lambda hop: hop.lease.give_back(),
-            )
-        lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
-        return replace(hop, lease=lease, call=gate.post, call_later=gate.post)
+                )
+                lease = hop.lease if hop.adopted else SyncLease(cast("Any", hop.lease), gate)
+                return replace(hop, lease=lease, call=gate.post, call_later=gate.post)
+
+            return gate.wait(begun, undo=lambda hop: hop.lease.give_back())
 
     def refused(self, url: str, sent: str | None, request: object) -> GatekeeperError:
         """Return the error for a request whose addresses the guard refuses."""

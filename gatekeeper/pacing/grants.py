@@ -224,8 +224,7 @@ class Grant(msgspec.Struct, eq=False):
         """Start the clocks, durably: the head arrived, or the request is over."""
         engine, scope = self.engine, self.scope
         scope.unheaded -= 1
-        if now > scope.basis:  # noqa: PLR1730 - no call here
-            scope.basis = now
+        scope.basis = max(scope.basis, now)
         for other in self.others:
             other.unheaded -= 1
             other.basis = max(other.basis, now)

@@ -55,11 +55,15 @@ async def test_a_denied_url_gets_no_first_lease(
     assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 5
 
 
+@pytest.mark.parametrize("before", [0, 3])
 async def test_the_decision_of_a_lease_is_that_of_its_grant_after_a_refresh(
-    net: FakeInternet, gate: Gatekeeper
+    net: FakeInternet, gate: Gatekeeper, before: int
 ) -> None:
+    """Of a warm origin it is made when it is read: by the rules that granted the lease."""
 
     async def hold() -> Decision:
+        for _ in range(before):
+            await leased(gate, "http://a.test/a")
         async with gate.lease("http://a.test/private/open/x") as lease:
             net.site("a.test").robots("User-agent: *\nDisallow: /\n")
             lease.report(status=200)
@@ -73,6 +77,26 @@ async def test_the_decision_of_a_lease_is_that_of_its_grant_after_a_refresh(
     assert decision.rule.value == "/private/open"
     with pytest.raises(Denied):
         await net.drive(leased(gate, "http://a.test/private/open/x"))
+
+
+async def test_the_decision_of_a_lease_of_a_warm_origin_is_made_and_counted_once_if_it_is_read(
+    net: FakeInternet, gate: Gatekeeper
+) -> None:
+    def counted() -> int:
+        return sum(gate.stats().decisions.values())
+
+    async def hold() -> None:
+        for _ in range(3):
+            await leased(gate, "http://a.test/a")
+        before = counted()
+        async with gate.lease("http://a.test/b") as lease:
+            lease.report(status=200)
+            assert counted() == before
+            decision = lease.decision
+            assert lease.decision is decision
+            assert counted() == before + 1
+
+    await net.drive(hold())
 
 
 @pytest.mark.parametrize("answered_before", [False, True])
