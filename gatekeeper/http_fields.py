@@ -147,8 +147,9 @@ def _quotas(value: str | None) -> list[tuple[float, float]]:
     else, including the older dictionary forms, is malformed and ignored completely (HTTP-11).
     """
     quotas: list[tuple[float, float]] = []
-    text = value if value is not None and len(value) <= _MAX_FIELD else ""
-    for policy, written in members(LIST_MEMBER, text) or ():
+    if not value or len(value) > _MAX_FIELD:  # most responses have no such field
+        return quotas
+    for policy, written in members(LIST_MEMBER, value) or ():
         if not policy.startswith('"'):
             return []
         parameters = dict(members(PARAM, written) or ())
