@@ -85,8 +85,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     policies: dict[str, Policy] | None = None
     """The policies of other agents, by product token; None at rest."""
     flat: FlatRules | None = None
-    """The rules of the gate's own agent in the form at rest, made with its first policy; None if
-    they have no such form."""
+    """The rules of the gate's own agent in the form at rest, made for the first question at rest;
+    None if they have no such form."""
     rules: LongestMatch | FlatRules | None = None
     """The rules of the gate's own agent, in the form that answers at the moment. None before its
     first policy was made, or if they do not decide alone."""
@@ -144,9 +144,9 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         At rest keep the rules of the gate's own agent, in flat form.
         """
         own = policy.agent == self.options[2]
-        if own and self.flat is None and self.size < LARGE:
-            self.flat = policy.flat()
         if self.parsed is None:
+            if own and self.flat is None and self.size < LARGE:
+                self.flat = policy.flat()
             self.rest()
         elif own:
             # With a Visit-time no verdict holds without the hour.

@@ -19,6 +19,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -163,10 +164,18 @@ def _told(frame: Decision, ruling: PathRuling, url: str, decision_id: str = "") 
     )
 
 
-def _frame(origin: str, agent: str, state: State | None = None) -> Decision:
-    """Return a decision without a ruling."""
+def _frame(
+    origin: str, agent: str, state: State | None = None, reason: Reason = _RULE, **known: Any
+) -> Decision:
+    """Return a decision without a ruling; `known` are other fields of it."""
     return Decision(
-        verdict=_ALLOW, reason=_RULE, url="", origin=origin, user_agent=agent, state=state
+        verdict=_ALLOW,
+        reason=reason,
+        url="",
+        origin=origin,
+        user_agent=agent,
+        state=state,
+        **known,
     )
 
 
@@ -318,13 +327,11 @@ class Decider:
 
     @staticmethod
     def _frame_of(record: Record, standing: Standing, agent: str) -> Decision:
-        return Decision(
-            verdict=_ALLOW,
+        return _frame(
+            record.origin,
+            agent,
+            standing.state,
             reason=standing.reason,
-            url="",
-            origin=record.origin,
-            user_agent=agent,
-            state=standing.state,
             robots_status=standing.status,
             fetched_at=_utc_or_none(standing.fetched_at),
             expires_at=_utc_or_none(standing.expires_at),
