@@ -245,8 +245,9 @@ class Policy:
         """Return the offsets of the rules of each reading, found once."""
         offsets = self._cached_offsets
         if offsets is None:
-            text, readings = self.robots.lines, self._readings
-            offsets = [array("I", rule_starts(text, reading.spans)) for reading in readings]
+            text, spans = self.robots.lines, [reading.spans for reading in self._readings]
+            found = {each: array("I", rule_starts(text, each)) for each in {*spans}}
+            offsets = [found[each] for each in spans]  # two readings may have the same lines
             self._cached_offsets = offsets
         return offsets
 
