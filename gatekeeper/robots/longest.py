@@ -186,7 +186,9 @@ class LongestMatch:
         if not path.startswith(self._denied) and not (self._quick and self._meets_pattern(path)):
             return True
         self._max_compared = -1  # who asks for no rule asks often: the rules are prepared
-        return path.startswith(self._deciding_heads) and self.decide(path) & 1 == 1
+        if not path.startswith(self._deciding_heads):
+            return False
+        return path == ROBOTS_TXT or self.longest(path) & 1 == 1
 
     def _meets_pattern(self, path: str) -> bool:
         """Return True if one of `_quick` matches a path of at most `_max_quick` octets."""
