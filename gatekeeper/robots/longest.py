@@ -112,6 +112,7 @@ class LongestMatch:
         """Maximum number of octets of a path that is compared with all rules, one by one; -1 after
         that was done once, and after the rules were prepared."""
         self._flat: FlatRules | None = None
+        """The rules in flat form, once they were asked for: it gives the first answer then."""
         self._prepared: _Prepared | None = None
         self._index: PieceIndex | None = None
         self._denied: tuple[str, ...] = ()
