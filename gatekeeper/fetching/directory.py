@@ -439,7 +439,7 @@ class Directory:
         return self._updates.apply(origin, retrieval, began=now, text=text)
 
     async def _parse_in_thread(self, body: bytes) -> FileText:
-        """Parse a large text in a thread, so that it delays no other answer."""
+        """Read and parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
         async with self._parsing:
             if (known := texts.find(body)) is not None:

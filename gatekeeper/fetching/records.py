@@ -58,6 +58,8 @@ _MEMORY_LEVEL: Final = 5
 takes longer than compressing most files."""
 _MAX_PLAIN_OCTETS: Final = 4_096
 """A body of up to so many octets is not compressed at rest: that would take too long."""
+_MAX_UNASKED_OCTETS: Final = 16_384
+"""A longer body is compressed before the first question, which may never come."""
 
 
 class FileText(msgspec.Struct, gc=False, eq=False):
@@ -77,7 +79,7 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     kept: bytes
     """The body, or the compressed body."""
     compressed: bool = False
-    """`kept` is compressed; at rest that is so for all but short bodies."""
+    """`kept` is compressed; after the first question that is so for all bodies but short ones."""
     parsed: RobotsTxt | None = None
     """None while it is at rest."""
     own: Policy | None = None
@@ -138,15 +140,16 @@ class FileText(msgspec.Struct, gc=False, eq=False):
             return self.own
         return None if self.policies is None else self.policies.get(agent)
 
-    def add_policy(self, policy: Policy, max_policies: int) -> None:
-        """Keep a policy while the text is awake; beyond `max_policies` the oldest is evicted.
+    def flatten(self, policy: Policy) -> bool:
+        """Make the form at rest of the gate's own policy, once. Return False if it has none."""
+        if self.flat is None and self.size < LARGE:
+            self.flat = policy.flat()
+        return self.flat is not None
 
-        At rest keep the rules of the gate's own agent, in flat form.
-        """
+    def add_policy(self, policy: Policy, max_policies: int) -> None:
+        """Keep a policy while the text is awake; beyond `max_policies` the oldest is evicted."""
         own = policy.agent == self.options[2]
         if self.parsed is None:
-            if own and self.flat is None and self.size < LARGE:
-                self.flat = policy.flat()
             self.rest()
         elif own:
             # With a Visit-time no verdict holds without the hour.
@@ -199,8 +202,8 @@ class FileTexts:
         """Return a new text with a body, at rest. It changes no shared state, so it may run in a
         thread."""
         text = FileText(len(body), self._options, body, key=hash(body) & _KEY_MASK)
-        if len(body) >= LARGE:
-            text.compress()  # this may be a thread; later it would delay the loop
+        if len(body) > _MAX_UNASKED_OCTETS:  # of LARGE texts, this may be in a thread
+            text.compress()
         return text
 
     def hold(self, text: FileText) -> None:

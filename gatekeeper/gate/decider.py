@@ -99,8 +99,9 @@ _ROBOTS_FILE = PathRuling(_ALLOW, Reason.ROBOTS_FILE)
 """"/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of 1996 and 2.0,
 R96-16 and V2-34)."""
 LATELY = 1_000
-"""A text at rest wakes if its origin was asked about lately: if no more than so many questions on
-the long road lie between. A crawl that asks a hundred thousand origins one by one wakes none."""
+"""A text at rest wakes if its origin was asked about lately: if no more than so many questions lie
+between that `Decider.asked_lately` counts. A crawl that asks a hundred thousand origins one by one
+wakes none."""
 _MAX_NOTED_HOSTS = 100_000
 _MAX_NOTED_ORIGINS = 16
 """The most hosts, and origins of each, that `Decider.note` keeps; beyond, the oldest are dropped:
@@ -300,7 +301,7 @@ class Decider:
         if decision is not None:
             return decision
         path, standing = target.path, record.standing(moment)
-        frame, lately = self._frame_of(record, standing, agent), self._asked_lately(record)
+        frame, lately = self._frame_of(record, standing, agent), self.asked_lately(record)
         if is_robots_txt(path):
             return self.tell(frame, _ROBOTS_FILE, raw)
         ruling = self._without_lease(record, moment, _for_all(standing, record))
@@ -380,9 +381,9 @@ class Decider:
 
     # --- warm origins -------------------------------------------------------------------
 
-    def _asked_lately(self, record: Record) -> bool:
-        """Count a question that takes the long road. Return True if the last one about the record
-        was lately."""
+    def asked_lately(self, record: Record) -> bool:
+        """Count a question that takes the long road, or is answered at rest. Return True if the
+        last one about the record was lately."""
         self._asked += 1
         lately = 0 < record.asked > self._asked - LATELY
         record.asked = self._asked
@@ -438,6 +439,19 @@ class Decider:
             return None
         return self.tell_by(policy, frame.decision, url)
 
+    def allows(self, record: Record, url: str) -> Policy | None:
+        """Return the policy of the record's text if it is awake and allows a URL whose record
+        `find` returned, and that is sent as written; else None: the long road decides."""
+        text, path = record.text or self.no_text, url[len(record.origin) :]
+        policy, rules = text.own, text.rules
+        if policy is None or len(url) > MAX_URL:
+            return None
+        if rules is None:  # other dialects than RFC 9309
+            allowed = is_sent_as_written(path) and policy.allows(path, record.origin)
+        else:
+            allowed = rules.allows_plain(path) is True
+        return policy if allowed else None
+
     def tell_by(self, policy: Policy, frame: Decision, url: str) -> Decision:
         """Return the decision about a URL that is sent as written, by a policy of the frame's
         origin."""
@@ -467,15 +481,15 @@ class Decider:
         """Return the policy of a text for one agent; without a text, that of no file.
 
         A text in parsed form keeps its policies. A text at rest is parsed for this question only,
-        or with `wake`, until it is put to rest again.
+        but with `wake`, or if its rules have no form at rest, until it is put to rest again.
         """
         text = text or self.no_text
         policy = text.policy_for(agent)
         if policy is None:
             robots = text.robots
-            if wake:
-                self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
+            if wake or (agent == self.agent and not text.flatten(policy)):
+                self.texts.wake(text, robots)
             text.add_policy(policy, self._config.cache.max_agents)
         return policy
 
@@ -502,7 +516,7 @@ class Decider:
         own_agent = agent == self.agent
         if text is not None and own_agent and text.interval is not None:
             return text.interval
-        policy = self.policy(text, agent, wake=True)  # who asks for it sends a request next
+        policy = self.policy(text, agent, wake=True)  # mostly a request comes next
         if text is not None and own_agent:
             text.windows = policy.visit_times
         steady = policy.asks_steadily

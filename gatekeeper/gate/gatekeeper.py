@@ -57,6 +57,7 @@ from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import ClockView, HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.flat import FlatRules
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
@@ -307,7 +308,12 @@ class Gatekeeper:
         # The short road makes no Decision and logs nothing. Each call on it would cost 5 %.
         if user_agent is None and self._short_road[THREAD] == get_ident():
             record = (decider := self._decider).find(url, self._monotonic())
-            if record is not None and (rules := (record.text or decider.no_text).rules) is not None:
+            rules = None if record is None else (record.text or decider.no_text).rules
+            if (
+                record is not None
+                and rules is not None
+                and not (isinstance(rules, FlatRules) and decider.asked_lately(record))
+            ):
                 verdict = rules.allows_plain(url[len(record.origin) :])
                 if verdict:
                     self._warm_allowed += 1

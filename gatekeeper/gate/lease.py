@@ -59,6 +59,8 @@ _DNS_SECONDS = 0.5
 
 _MAX_FETCHES: Final = 4_000
 """Origins whose files are fetched in the background at the same time: as many as a gate admits."""
+_MAX_KEPT_OCTETS: Final = 16_384
+"""Octets of a text whose rules a lease may keep for its decision; nearly all have fewer."""
 _log = logging.getLogger(__name__)
 _PARSED: Final = State.PARSED
 """The state of a file that was reached: a page of its origin proves nothing new then."""
@@ -91,7 +93,7 @@ class Lease(LeaseBase, eq=False):
     _told: Decision
     """The decision; until it is read perhaps the frame of one, with its origin and state."""
     _policy: Policy | None = None
-    """Rules on the URL once the decision is read, which few callers do. None: it is made."""
+    """Makes the decision when it is first read, which few callers do. None: it is made."""
     _sent_by_caller: bool = False
     """Whether the caller decides when the request is sent; False if the middleware sends it."""
 
@@ -99,8 +101,8 @@ class Lease(LeaseBase, eq=False):
     def decision(self) -> Decision:
         """The decision at the moment of the grant."""
         if (policy := self._policy) is not None:
-            self._policy = None
-            self._told = self._manager.decider.tell_by(policy, self._told, self.url)
+            told = self._manager.decider.tell_by(policy, self._told, self.url)
+            self._told, self._policy = told, None
         return self._told
 
     @property
@@ -411,9 +413,8 @@ class LeaseManager:
         record = decider.find(url, now := self.now())
         if record is None or (frame := record.frame) is None or frame.interval is None:
             return None
-        text = record.text or decider.no_text
-        policy, rules = text.own, text.rules
-        if policy is None or rules is None or not rules.allows_plain(url[len(record.origin) :]):
+        policy = decider.allows(record, url)
+        if policy is None:
             return None
         try:
             grant = self._grant_nowait(url, frame.host, frame.interval, now)
@@ -423,6 +424,8 @@ class LeaseManager:
             return None
         lease = Lease(url, frame.host, owner, self, grant, frame.decision, policy)
         self.holdings.add(lease)
+        if policy.robots.size > _MAX_KEPT_OCTETS:
+            lease.decision  # noqa: B018 - made now, as the lease would keep the text
         return lease
 
     def _lease(

@@ -122,9 +122,10 @@ class Holdings(Generic[H]):
 
     def drop(self, lease: H) -> None:
         """Remove a lease of its owner. Unknown leases are ignored."""
-        leases = self._by_task.get(lease.owner, {})
-        if leases.pop(lease, self) is None:
+        leases = self._by_task.get(lease.owner)
+        if leases is not None and lease in leases:
             self._count -= 1
+            del leases[lease]
             if not leases:
                 del self._by_task[lease.owner]
 

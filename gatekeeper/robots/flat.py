@@ -48,7 +48,7 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     """
 
     rules: str
-    """All rules, each between line feeds, first those that deny."""
+    """All rules, those in `patterns` too, each between line feeds, first those that deny."""
     first_allow: int
     """Offset in `rules` from which on they allow."""
     patterns: str
@@ -59,7 +59,8 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     slash_score: int
     """Score of the rules that are a single slash: they match every path."""
     key_length: int
-    """Number of octets at the beginning of each of the other `rules` that contain no wildcard."""
+    """Number of octets at the beginning of each rule that contain no wildcard; but for those in
+    `patterns`, and for values of one octet, such as a slash."""
     queries: bool
     """Whether a rule contains a `?`: a path with escapes in its query may have to be compared in
     two forms (RFC 9309 section 2.2.2, RFC-25)."""
@@ -136,8 +137,7 @@ def flat_rules(
 ) -> FlatRules | None:
     """Return rules in flat form, or None if searching them would be slow.
 
-    `denied` and `allowed` are the values of the rules in normal form, as from
-    `LongestMatch.values`.
+    `denied` and `allowed` are the values of the rules in normal form.
     """
     denying = "\n".join(["", *denied])
     rules = "\n".join([denying, *allowed, ""])

@@ -98,8 +98,8 @@ class LongestMatch:
             values = [value or _NO_EFFECT for value in values]
         self._queries = "?" in joined
         """Whether a rule contains a `?`: a path with escapes is compared in two forms (RFC-25)."""
-        self._wild = "*" in joined or "$" in joined
-        """Whether a rule contains a wildcard."""
+        self._wildcards = joined.count("*") + joined.count("$")
+        """The number of wildcards: no fewer than patterns."""
         self._written: list[str] = []
         """Values before `query_form`, if that makes a difference."""
         if self._queries and QUERY_ESCAPE.search(joined):
@@ -108,7 +108,8 @@ class LongestMatch:
         """Values in normal form, in file order."""
         self._disallows = disallows
         """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
-        self._max_compared = MAX_LINEAR_PAIRS // (len(joined) or 1)
+        many = self._wildcards > MAX_LINEAR_PATTERNS
+        self._max_compared = -1 if many else MAX_LINEAR_PAIRS // (len(joined) or 1)
         """Maximum number of octets of a path that is compared with all rules, one by one; -1 after
         that was done once, and after the rules were prepared."""
         self._flat: FlatRules | None = None
@@ -125,7 +126,8 @@ class LongestMatch:
         self._deciding_heads: tuple[str, ...] = (ROBOTS_TXT,)
         """Prefixes of all paths that are matched by a Disallow and yet allowed."""
         self._max_quick = _NOT_MADE
-        """Maximum number of octets of a path for which these four are used."""
+        """Maximum number of octets of a path for which the four fields above are used; -1 if they
+        are not made."""
         if len(joined) > LARGE:
             self._max_quick = -1
             self._prepare()
@@ -144,10 +146,9 @@ class LongestMatch:
             deciding = [len(value) >= least for value in allows]
             self._deciding_heads = (*compress(heads, deciding), ROBOTS_TXT)
         most = ALWAYS_SENDABLE_LENGTH
-        if self._wild:
-            joined = "\n".join(values)
-            many = joined.count("*") + joined.count("$") > MAX_LINEAR_PATTERNS
-            most = -1 if many else min(most, MAX_LINEAR_PAIRS // len(joined))
+        if self._wildcards:
+            many = self._wildcards > MAX_LINEAR_PATTERNS
+            most = -1 if many else min(most, MAX_LINEAR_PAIRS // sum(map(len, values)))
             denied, self._quick = _split_off_patterns(denied)
         self._denied = tuple(denied)
         self._max_quick = most  # last, as another thread may use them from now on
@@ -187,9 +188,7 @@ class LongestMatch:
         if not path.startswith(self._denied) and not (self._quick and self._meets_pattern(path)):
             return True
         self._max_compared = -1  # who asks for no rule asks often: the rules are prepared
-        if not path.startswith(self._deciding_heads):
-            return False
-        return path == ROBOTS_TXT or self.longest(path) & 1 == 1
+        return path.startswith(self._deciding_heads) and self.decide(path) & 1 == 1
 
     def _meets_pattern(self, path: str) -> bool:
         """Return True if one of `_quick` matches a path of at most `_max_quick` octets."""

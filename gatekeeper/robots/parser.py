@@ -302,7 +302,7 @@ def rule_starts(text: str, spans: Spans, first: int = 0) -> Iterator[int]:
     """Yield the offset of each Allow and Disallow line in the spans, in order, from the rule with
     the number `first` on."""
     pieces = in_pieces(text, spans)
-    found = chain.from_iterable([RULE.finditer(text, low, high) for low, high in pieces])
+    found = chain.from_iterable(RULE.finditer(text, low, high) for low, high in pieces)
     for rule in islice(found, first, None):
         yield rule.start() + 1
 

@@ -38,6 +38,7 @@ from gatekeeper.robots.parser import (
     LIMIT,
     Dialect,
     FieldLine,
+    Spans,
     decode,
     line_numbers,
     product_token,
@@ -245,9 +246,13 @@ class Policy:
         """Return the offsets of the rules of each reading, found once."""
         offsets = self._cached_offsets
         if offsets is None:
-            text, spans = self.robots.lines, [reading.spans for reading in self._readings]
-            found = {each: array("I", rule_starts(text, each)) for each in {*spans}}
-            offsets = [found[each] for each in spans]  # two readings may have the same lines
+            offsets = []
+            found: dict[Spans, array[int]] = {}
+            for reading in self._readings:  # two may have the same lines
+                spans = reading.spans
+                if spans not in found:
+                    found[spans] = array("I", rule_starts(self.robots.lines, spans))
+                offsets.append(found[spans])
             self._cached_offsets = offsets
         return offsets
 
@@ -354,10 +359,10 @@ class Policy:
         directives = self._cached_directives
         if directives is None:
             directives, text = timing.NO_DIRECTIVES, self.robots.lines
-            spans = [span for reading in self._readings for span in reading.spans]
-            if self.inherit_crawl_delay:
-                spans = [(0, len(text))]
-            if any(_DIRECTIVE.search(text, low, high) for low, high in spans):
+            start, end, spans = 0, len(text), self._readings[0].spans
+            if len(self._readings) == len(spans) == 1 and not self.inherit_crawl_delay:
+                ((start, end),) = spans  # as in most files
+            if _DIRECTIVE.search(text, start, end):
                 directives = timing.read_directives(self._directive_lines())
             self._cached_directives = directives
         return directives

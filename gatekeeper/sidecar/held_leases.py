@@ -107,7 +107,7 @@ class LeaseTable:
         self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: Counter[str] = Counter()
         self._ended: dict[str, Lease | None] = {}
-        """Leases that ended: a report may still come, and counts. None once it came."""
+        """Leases that ended: a report may still come, and counts. None if a report ended it."""
         self._given_back_early: dict[str, None] = {}
         """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due = DueHeap[str](self._is_due, self._held.__len__)  # by id, as it keeps ended ones

@@ -114,6 +114,63 @@ async def test_a_rule_of_the_operator_and_the_guard_decide_before_the_first_leas
                 await net.drive(leased(gate, url))
 
 
+async def test_a_decision_that_is_interrupted_as_it_is_read_is_made_at_the_next_reading(
+    net: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hold() -> Decision:
+        for _ in range(3):
+            await leased(gate, "http://a.test/a")
+        async with gate.lease("http://a.test/b") as lease:
+            lease.report(status=200)
+            with monkeypatch.context() as patch:
+                patch.setattr(gate.parts.decider, "tell_by", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    _ = lease.decision
+            return lease.decision
+
+    def interrupted(*_: object) -> Decision:
+        raise KeyboardInterrupt
+
+    decision = await net.drive(hold())
+    assert decision.url == "http://a.test/b"
+    assert decision.id
+
+
+@pytest.mark.parametrize(("octets", "kept"), [(100, True), (40_000, False)])
+async def test_a_lease_keeps_no_large_text_for_its_decision(
+    net: FakeInternet, gate: Gatekeeper, octets: int, kept: bool
+) -> None:
+    net.site("large.test").robots(ROBOTS + "Disallow: /x\n" * (octets // 13))
+
+    async def hold() -> int:
+        for _ in range(3):
+            await leased(gate, "http://large.test/a")
+        before = sum(gate.stats().decisions.values())
+        async with gate.lease("http://large.test/b") as lease:
+            lease.report(status=200)
+            return sum(gate.stats().decisions.values()) - before
+
+    assert await net.drive(hold()) == (0 if kept else 1)
+
+
+async def test_a_file_of_another_dialect_grants_the_leases_of_a_warm_origin_at_once(
+    net: FakeInternet, gate: Gatekeeper
+) -> None:
+    net.site("old.test").robots("User-agent: *\nRobot-version: 1.0\nDisallow: /x\n")
+
+    async def hold() -> None:
+        for _ in range(3):
+            await leased(gate, "http://old.test/a")
+        leases = gate.parts.leases
+        assert leases.acquire_nowait("http://old.test/x1", None) is None
+        assert leases.acquire_nowait("http://old.test/a%", None) is None  # not sent so
+        found = leases.acquire_nowait("http://old.test/b", None)
+        assert found is not None
+        found.give_back()
+
+    await net.drive(hold())
+
+
 async def test_the_interval_of_a_file_holds_from_the_first_lease_on(
     net: FakeInternet, gate: Gatekeeper
 ) -> None:

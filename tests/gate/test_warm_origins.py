@@ -285,7 +285,7 @@ PATHS = (
 
 
 async def test_every_method_gives_one_verdict_for_a_known_origin(
-    virtual_internet: FakeInternet, gate: Gatekeeper
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asked(virtual_internet, gate, "/a")
     (record,) = gate.parts.decider.records.values()
@@ -307,11 +307,12 @@ async def test_every_method_gives_one_verdict_for_a_known_origin(
         assert isinstance(text.rules, LongestMatch)
         awake = await verdict()
         text.rest()
-        record.asked = 0
-        resting = await verdict()
-        record.asked = 0
-        assert isinstance(text.rules, FlatRules)
-        flat = await verdict()
+        with monkeypatch.context() as patch:
+            patch.setattr(decider, "LATELY", 0)  # nothing wakes it
+            resting = await verdict()
+            assert isinstance(text.rules, FlatRules)
+            flat = await verdict()
+            assert isinstance(text.rules, FlatRules)
         assert whole == awake == resting == flat, path
         await asked(virtual_internet, gate, "/private")  # wakes the text: asked about lately
         await asked(virtual_internet, gate, "/private")
@@ -398,10 +399,14 @@ async def test_a_text_out_of_the_storage_is_read_once_for_the_questions_of_allow
     def parse(*_: object, **__: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(RobotsTxt, "parse", parse)
-    assert not await gate.allowed("http://a.test/private")
+    with monkeypatch.context() as patch:
+        patch.setattr(RobotsTxt, "parse", parse)
+        patch.setattr(decider, "LATELY", 0)  # nothing wakes it
+        assert not await gate.allowed("http://a.test/private")
+        assert await gate.allowed("http://a.test/b")
+        assert record.text.parsed is None
     assert await gate.allowed("http://a.test/b")
-    assert record.text.parsed is None
+    assert isinstance(record.text.rules, LongestMatch)  # asked about lately, by `allowed` alone
 
 
 async def test_a_visit_time_holds_however_its_text_came_to_memory(

@@ -205,6 +205,34 @@ def test_a_path_whose_match_takes_too_many_steps_is_denied_by_no_line() -> None:
     assert policy.allows("/abcdefgh", "")
 
 
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [("*$", "/" + "x" * 120), ("*a*?%3A*c", "/a?" + "a:" * 200), ("/xxxxxxx", "/" + "x" * 2_000)],
+)
+@pytest.mark.parametrize("method", ["match", "allowed"])
+@pytest.mark.parametrize("flat", [False, True])
+def test_no_early_answer_of_a_small_file_takes_half_as_long_as_any_may(
+    value: str, path: str, method: str, flat: bool
+) -> None:
+    """Which of them compares the rules one by one, and which prepares them, depends on the method
+    and on the flat form."""
+    lines = "".join(f"Disallow: {value}\n" for _ in range(16_000 // (len(value) + 1)))
+    robots = RobotsTxt.parse(f"User-agent: *\n{lines}")
+
+    def slowest() -> float:
+        policy = robots.policy("bot")
+        if flat:
+            policy.flat()
+        taken = []
+        for number in range(3):
+            start = time.process_time()
+            getattr(policy, method)(f"{path}{number}")
+            taken.append(time.process_time() - start)
+        return max(taken) / yardstick()
+
+    assert min(slowest() for _ in range(RUNS)) < LATER_SECONDS / 2
+
+
 def test_a_2_0_set_of_too_many_patterns_is_denied_by_no_line() -> None:
     def policy(patterns: int) -> Policy:
         rules = "".join(f"Disallow: /{number}*\n" for number in range(patterns))
