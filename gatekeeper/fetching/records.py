@@ -58,8 +58,6 @@ _MEMORY_LEVEL: Final = 5
 takes longer than compressing most files."""
 _MAX_PLAIN_OCTETS: Final = 4_096
 """A body of up to so many octets is not compressed at rest: that would take too long."""
-_MAX_UNASKED_OCTETS: Final = 16_384
-"""A longer body is compressed before the first question, which may never come."""
 
 
 class FileText(msgspec.Struct, gc=False, eq=False):
@@ -202,8 +200,8 @@ class FileTexts:
         """Return a new text with a body, at rest. It changes no shared state, so it may run in a
         thread."""
         text = FileText(len(body), self._options, body, key=hash(body) & _KEY_MASK)
-        if len(body) > _MAX_UNASKED_OCTETS:  # of LARGE texts, this may be in a thread
-            text.compress()
+        if len(body) >= LARGE:
+            text.compress()  # this may be a thread; later it would delay the loop
         return text
 
     def hold(self, text: FileText) -> None:
