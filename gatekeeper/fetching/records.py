@@ -85,8 +85,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     policies: dict[str, Policy] | None = None
     """The policies of other agents, by product token; None at rest."""
     flat: FlatRules | None = None
-    """The rules of the gate's own agent in the form at rest, made for the first question at rest;
-    None if they have no such form."""
+    """The rules of the gate's own agent in the form at rest, made for the first question at rest,
+    or when the text is put to rest; None if they have no such form."""
     rules: LongestMatch | FlatRules | None = None
     """The rules of the gate's own agent, in the form that answers at the moment. None before its
     first policy was made, or if they do not decide alone."""
@@ -112,6 +112,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def rest(self) -> None:
         """Put the text to rest: keep only the body, compressed unless it is short, and the rules
         of the gate's own agent in flat form."""
+        if self.own is not None:
+            self.flatten(self.own)
         self.parsed = self.own = self.policies = None
         self.rules = self.flat
         if self.size > _MAX_PLAIN_OCTETS:

@@ -312,7 +312,9 @@ class Gatekeeper:
             if (
                 record is not None
                 and rules is not None
-                and not (isinstance(rules, FlatRules) and decider.asked_lately(record))
+                and not (
+                    isinstance(rules, FlatRules) and decider.asked_lately(record) and rules.long
+                )
             ):
                 verdict = rules.allows_plain(url[len(record.origin) :])
                 if verdict:

@@ -30,6 +30,8 @@ NO_RULE: Final = 1
 
 _MAX_OCTETS: Final = 16_384
 """Maximum octets of rules for which searching is fast: 99 % of files have no more."""
+_MAX_SHORT: Final = 2_048
+"""Maximum octets of rules for which a search takes at most some 20 µs."""
 _MAX_KEY: Final = 8
 """Maximum octets of a path's beginning by which rules are searched for."""
 _SHORT_BEGINNINGS: Final = re.compile(rf"\n([^*$\n]{{0,{_MAX_KEY - 1}}}+)([*$][^\n]*+)")
@@ -66,6 +68,12 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     two forms (RFC 9309 section 2.2.2, RFC-25)."""
     crawl_delay: float | None = None
     """Seconds of Crawl-delay."""
+
+    @property
+    def long(self) -> bool:
+        """Whether a search may take much longer than an answer of the matcher: where many rules
+        share a prefix."""
+        return len(self.rules) > _MAX_SHORT
 
     def allows_plain(self, path: str) -> bool | None:
         """Return the verdict about the text after the authority in a URL, if it is sent as written

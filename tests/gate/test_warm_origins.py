@@ -405,8 +405,22 @@ async def test_a_text_out_of_the_storage_is_read_once_for_the_questions_of_allow
         assert not await gate.allowed("http://a.test/private")
         assert await gate.allowed("http://a.test/b")
         assert record.text.parsed is None
-    assert await gate.allowed("http://a.test/b")
-    assert isinstance(record.text.rules, LongestMatch)  # asked about lately, by `allowed` alone
+
+
+@pytest.mark.parametrize(("rules", "form"), [(3, FlatRules), (300, LongestMatch)])
+async def test_allowed_alone_wakes_a_text_whose_search_may_be_slow(
+    virtual_internet: FakeInternet, gate: Gatekeeper, rules: int, form: type
+) -> None:
+    lines = [f"Disallow: /shared/{number}/\n" for number in range(rules)]
+    virtual_internet.site("b.test").robots("User-agent: *\n" + "".join(lines))
+    assert await virtual_internet.drive(gate.allowed("http://b.test/shared/a"))
+    (record,) = gate.parts.decider.records.values()
+    assert record.text is not None
+    record.text.rest()
+    assert isinstance(record.text.rules, FlatRules)
+    for _ in range(3):
+        assert await virtual_internet.drive(gate.allowed("http://b.test/shared/a"))
+    assert isinstance(record.text.rules, form)
 
 
 async def test_a_visit_time_holds_however_its_text_came_to_memory(
