@@ -37,8 +37,7 @@ from gatekeeper.robots.patterns import (
 )
 from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, is_known_authority, is_sent_as_written
 
-_NO_EFFECT = " "
-"""Value of a rule without effect: no path in normal form contains a blank."""
+_NO_EFFECT = " "  # as a value: no path in normal form contains a blank
 _TWO_FORMS = re.compile(r"\*[0-9A-F]|\A[^?]*%(?:3A|2F)")
 """Matches a pattern with a `?` that may match a path as written and not in its query form: an octet
 that changes can be matched by one that does not."""
@@ -47,18 +46,15 @@ LARGE = 16_384
 MAX_LINEAR_PATTERNS = 512
 """If there are more patterns, or more than `LARGE` octets, they are looked up by their pieces."""
 MAX_LINEAR_PAIRS = 1 << 21
-"""Maximum product of the octets of a path and of the patterns for which the patterns are tried one
-by one. It may be used up twice for an answer, which takes some 2 ms. Beyond that the work is
-counted, see `patterns`."""
-_NOT_MADE = -2
-"""Instead of a number of octets: what depends on it is not made yet."""
+"""Maximum product of the octets of a path and of the patterns that are tried one by one. It may be
+used up twice for an answer, which takes some 2 ms. Beyond, the work is counted, see `patterns`."""
+_NOT_MADE = -2  # instead of a number of octets: what depends on it is not made yet
 _MAX_MATCHING_STEPS = 500_000
 """Maximum number of steps for listing all rules that match a path, besides looking at each."""
 
-# An *entry* of a rule is a number that contains, from the high bits to the low ones, its length in
-# octets, whether it allows, and the complement of its number in the set. So the greatest entry
-# belongs to the longest match; of equally long ones to an Allow (RFC 9309 section 2.2.2, RFC-18);
-# and of these to the first in the file.
+# An *entry* of a rule holds, from the high bits to the low ones, its length in octets, whether it
+# allows, and the complement of its number in the set. So the greatest belongs to the longest match;
+# of equally long ones to an Allow (RFC 9309 section 2.2.2, RFC-18); then to the first in the file.
 _LAST = (1 << 32) - 1
 _ALLOWS = 1 << 32
 _OCTET = 1 << 33
@@ -76,9 +72,8 @@ class LongestMatch:
     RFC-19).
 
     Most paths start with no Disallow prefix and contain no piece that a Disallow pattern requires:
-    they are allowed without looking at single rules, and most other paths are denied without doing
-    so. So a few questions about a file cost little more than scanning its text. For the remaining
-    paths, and for the deciding rule, all rules are prepared when the first such question comes.
+    they are allowed without looking at single rules, and most others are denied so. For the
+    remaining paths, and for the deciding rule, all rules are prepared when the first comes.
 
     The time of an answer is bounded: if a path is long and there are many patterns, the work is
     counted, and the answer is exact up to `patterns.MAX_STEPS` steps, and DENIED beyond.
@@ -98,8 +93,8 @@ class LongestMatch:
             values = [value or _NO_EFFECT for value in values]
         self._queries = "?" in joined
         """Whether a rule contains a `?`: a path with escapes is compared in two forms (RFC-25)."""
-        self._wildcards = joined.count("*") + joined.count("$")
-        """The number of wildcards: no fewer than patterns."""
+        wildcards = joined.count("*") + joined.count("$")
+        self._wild = wildcards > 0
         self._written: list[str] = []
         """Values before `query_form`, if that makes a difference."""
         if self._queries and QUERY_ESCAPE.search(joined):
@@ -108,10 +103,11 @@ class LongestMatch:
         """Values in normal form, in file order."""
         self._disallows = disallows
         """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
-        many = self._wildcards > MAX_LINEAR_PATTERNS
-        self._max_compared = -1 if many else MAX_LINEAR_PAIRS // (len(joined) or 1)
-        """Maximum number of octets of a path that is compared with all rules, one by one; -1 after
-        that was done once, and after the rules were prepared."""
+        many = wildcards > MAX_LINEAR_PATTERNS
+        self._max_linear = -1 if many else MAX_LINEAR_PAIRS // (len(joined) or 1)
+        """Maximum octets of a path that is compared with the patterns one by one."""
+        self._max_compared = self._max_linear
+        """The same; -1 after a path was compared with all rules so, and once they are prepared."""
         self._flat: FlatRules | None = None
         """The rules in flat form, once they were asked for: it gives the first answer then."""
         self._prepared: _Prepared | None = None
@@ -126,8 +122,7 @@ class LongestMatch:
         self._deciding_heads: tuple[str, ...] = (ROBOTS_TXT,)
         """Prefixes of all paths that are matched by a Disallow and yet allowed."""
         self._max_quick = _NOT_MADE
-        """Maximum number of octets of a path for which the four fields above are used; -1 if they
-        are not made."""
+        """Maximum octets of a path for which the four fields above are used; -1 if for none."""
         if len(joined) > LARGE:
             self._max_quick = -1
             self._prepare()
@@ -146,9 +141,8 @@ class LongestMatch:
             deciding = [len(value) >= least for value in allows]
             self._deciding_heads = (*compress(heads, deciding), ROBOTS_TXT)
         most = ALWAYS_SENDABLE_LENGTH
-        if self._wildcards:
-            many = self._wildcards > MAX_LINEAR_PATTERNS
-            most = -1 if many else min(most, MAX_LINEAR_PAIRS // sum(map(len, values)))
+        if self._wild:
+            most = min(most, self._max_linear)
             denied, self._quick = _split_off_patterns(denied)
         self._denied = tuple(denied)
         self._max_quick = most  # last, as another thread may use them from now on
@@ -227,8 +221,7 @@ class LongestMatch:
         return self._flat
 
     def _first_answer(self, path: str) -> int:
-        """Return the code of the deciding rule as `longest` does, by comparing the path with the
-        rules one by one: for one path this is quicker than preparing them."""
+        """Do what `longest` does without preparing the rules: for one path that is quicker."""
         score = None if self._flat is None else self._flat.score(path)
         if score == NO_RULE:
             return -1
@@ -330,18 +323,12 @@ class LongestMatch:
         return prepared
 
     def matching(self, path: str, origin: str = "") -> list[tuple[int, int]]:
-        """Return number and length of every rule that matches, the deciding one first.
-
-        In a file constructed to make this slow, only rules up to some position in the file are
-        considered.
-        """
+        """Return number and length of every rule that matches, the deciding one first. In a file
+        constructed to make this slow, only rules up to some position in it are considered."""
         return [(number, length) for number, length, _ in self._matching(rfc_path(path))]
 
     def _matching(self, path: str, length: int | None = None) -> list[tuple[int, int, bool]]:
-        """Return `matching` of a path in normal form, and whether each rule denies.
-
-        With a length only the rules that have it are considered.
-        """
+        """Return `matching`, perhaps of the rules of one length alone, and whether each denies."""
         values, marks = self._values, self._disallows or self._values
         numbers: Sequence[int] = range(len(values))
         if length is not None:
